@@ -1,0 +1,42 @@
+# Everything a newcomer needs: `make demo`, `make dev`, `make test`, `make check`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONSTRAINTS ?= .ci/constraints.txt
+TASKS ?= 2
+KILLS ?= 1
+
+.PHONY: help demo dev test check explore format clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.installed  ## run this week's tick, kill a worker mid-call, retry, backfill, count the charges
+	@$(BIN)/python -m example_repo.demo --tasks $(TASKS) --kills $(KILLS)
+
+dev: $(VENV)/.installed  ## open the Dagster UI on the example
+	@$(BIN)/python -m example_repo.dev
+
+test: $(VENV)/.installed  ## run the test suite (two workers)
+	@$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.installed  ## lint, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/basedpyright
+	@$(BIN)/lint-imports
+
+explore: $(VENV)/.installed  ## run the long explorations (choose with ONLY=expression)
+	@$(BIN)/python -m pytest -n 2 -m explore $(if $(ONLY),-k "$(ONLY)")
+
+format: $(VENV)/.installed  ## rewrite the layout of the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## remove the virtual environment and everything the demo left
+	rm -rf $(VENV) .dagster_home .dagster_idempotent

@@ -1,0 +1,1 @@
+"""What Dagster loads: resources, ops, jobs, assets, schedules."""

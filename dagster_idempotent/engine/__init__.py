@@ -1,0 +1,1 @@
+"""Use cases: transaction boundaries and outside effects; no SQL text, no Dagster."""

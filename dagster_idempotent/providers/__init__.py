@@ -1,0 +1,1 @@
+"""What happened to a request out there: no SQL, no Dagster."""

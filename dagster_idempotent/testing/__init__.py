@@ -1,0 +1,1 @@
+"""Shipped to users: pytest plugin, metered provider, fault proxy."""
