@@ -1,0 +1,107 @@
+"""A pipeline: the declared paid workflow that numbers, leases and budgets its tasks."""
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Generic, Literal, TypeVar
+from zoneinfo import ZoneInfo
+
+from pydantic import BaseModel
+
+from dagster_idempotent.domain.backoff import Backoff, duration
+from dagster_idempotent.domain.identity import validate_pipeline_name
+from dagster_idempotent.domain.money import Budget
+from dagster_idempotent.domain.period import PeriodKind, zone
+from dagster_idempotent.errors import ConfigurationError
+
+Output = TypeVar("Output", bound=BaseModel)
+
+
+class Gate(StrEnum):
+    """What waits for a named person's approval."""
+
+    NONE = "none"
+    SPEND = "spend"
+    PUBLISH = "publish"
+
+
+class Pipeline(Generic[Output]):
+    """The settings of one paid workflow; `period` and `timezone` are fixed once it has tasks.
+
+    Durations are timedeltas or texts such as "90s", "10m", "1h30m". `lease` is how long a silent worker keeps a
+    task, `sender_lease` how long a silent sender keeps a call, `send_window` how long after its intent a request
+    may still put out bytes (shorter than `sender_lease`). Raises ConfigurationError naming the setting.
+    """
+
+    def __init__(  # noqa: PLR0913 - a declaration lists its settings
+        self,
+        name: str,
+        *,
+        output: type[Output],
+        period: PeriodKind | Literal["iso_week", "day", "month"] = PeriodKind.ISO_WEEK,
+        timezone: str = "UTC",
+        lease: str | timedelta = "10m",
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        budget: Budget | None = None,
+        approval: Literal["spend", "publish"] | None = None,
+        sender_lease: str | timedelta = "30s",
+        send_window: str | timedelta = "10s",
+    ) -> None:
+        self.name = validate_pipeline_name(name)
+        self.output = _output_model(output)
+        self.period = _one_of("period", PeriodKind, period)
+        self.timezone: ZoneInfo = zone(timezone)
+        self.timezone_name = timezone
+        self.lease = _positive("lease", lease)
+        self.sender_lease = _positive("sender_lease", sender_lease)
+        self.send_window = _positive("send_window", send_window)
+        self.max_attempts = _at_least_one("max_attempts", max_attempts)
+        self.backoff = backoff or Backoff(base=timedelta(seconds=30), cap=timedelta(hours=1))
+        self.budget = budget
+        self.gate = Gate.NONE if approval is None else _one_of("approval", Gate, approval)
+        if self.send_window >= self.sender_lease:
+            raise ConfigurationError(
+                f"send_window ({self.send_window}) must be shorter than sender_lease ({self.sender_lease}): "
+                "a byte that leaves later could leave after somebody called the request not sent. "
+                "Shorten send_window or lengthen sender_lease.",
+                field="send_window",
+            )
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.name!r})"
+
+
+def _output_model(output: object) -> type[Output]:
+    if isinstance(output, type) and issubclass(output, BaseModel):
+        return output  # pyright: ignore[reportReturnType] - narrowed to BaseModel, the bound of Output
+    raise ConfigurationError(
+        f"output is {output!r}, expected a pydantic model class: persist validates the candidate with it. "
+        "Declare one, for example `class Digest(BaseModel): title: str`.",
+        field="output",
+    )
+
+
+def _one_of(field: str, kind: type["Choice"], value: object) -> "Choice":
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(repr(str(member)) for member in kind)
+        raise ConfigurationError(f"{field} is {value!r}, expected one of {choices}.", field=field) from None
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def _positive(field: str, value: object) -> timedelta:
+    length = value if isinstance(value, timedelta) else duration(value) if isinstance(value, str) else None
+    if length is None or length <= timedelta(0):
+        raise ConfigurationError(
+            f'{field} is {value!r}, expected a positive duration such as "10m" or a timedelta.', field=field
+        )
+    return length
+
+
+def _at_least_one(field: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{field} is {value!r}, expected a whole number of at least 1.", field=field)
+    return value

@@ -1,0 +1,398 @@
+"""The guard: one paid call of a claimed task, sent at most once, replayed afterwards (R11-R17)."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar, assert_never
+from uuid import UUID, uuid4
+
+from dagster_idempotent.domain.fingerprint import Fingerprint, fingerprint
+from dagster_idempotent.domain.money import Money
+from dagster_idempotent.domain.submission import (
+    CallKey,
+    SettledBy,
+    Step,
+    Submission,
+    SubmissionState,
+    current_of,
+    idempotency_key,
+    next_key_no,
+    next_step,
+)
+from dagster_idempotent.domain.task import HeldFor
+from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, answer_row, reconcile_call
+from dagster_idempotent.engine.work import Work, get_task, lease_lost
+from dagster_idempotent.errors import (
+    BudgetExceeded,
+    CallAbandoned,
+    CallInDoubt,
+    CallInProgress,
+    CallNotSent,
+    CallRejected,
+    ConfigurationError,
+    PayloadPruned,
+    PipelineFrozen,
+    TaskHeld,
+)
+from dagster_idempotent.providers.outcome import Answer, InDoubt, NotSent, Outcome, Rejected, Succeeded
+from dagster_idempotent.providers.protocol import Provider
+from dagster_idempotent.providers.send_window import SendWindow
+from dagster_idempotent.store import submissions
+from dagster_idempotent.store.submissions import Call, CallState, Intent, Recorded
+
+Request = TypeVar("Request")
+Value = TypeVar("Value")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult(Generic[Value]):
+    """The answer of a call; `replayed` tells whether it was paid for earlier, `settled_by` whose word it rests on."""
+
+    call_key: CallKey
+    value: Value
+    answer: Answer
+    replayed: bool
+    cost: Money | None
+    remote_ref: str | None
+    submission: int
+    settled_by: SettledBy
+
+
+class Guard(Generic[Request, Value]):
+    """Sends the paid calls of one claimed task to one provider."""
+
+    def __init__(self, work: Work, provider: Provider[Request, Value]) -> None:
+        self._work = work
+        self._provider = provider
+        self._database = work.database
+
+    def call(self, call_key: CallKey, request: Request) -> CallResult[Value]:
+        """Return the answer of `call_key`: stored, or paid for now, and never both.
+
+        Raises PayloadMismatch, CallInProgress, CallInDoubt (the task is then held unless `retry_after` is set),
+        CallRejected, CallNotSent, CallAbandoned, BudgetExceeded, PipelineFrozen, TaskHeld, LeaseLost.
+        """
+        provider = self._provider
+        print_ = fingerprint(provider.name, provider.operation(request), provider.payload(request))
+        reserve = self._reserve(request)
+        call = Call(pipeline=self._work.lease.pipeline, task_id=self._work.lease.task_id, call_key=call_key)
+        sent_here = False
+        while True:
+            # The window starts before the intent is first issued; a lost COMMIT reply never restarts it.
+            state = self._read(call)
+            window = SendWindow(state.send_window)
+            current = current_of(state.submissions)
+            match next_step(state.submissions, print_, call=call_key):
+                case Step.REPLAY:
+                    return self._replay(call, _known(current), paid_now=sent_here)
+                case Step.WAIT_FOR_SENDER:
+                    raise _in_progress(call, _known(current))
+                case Step.STOP_ABANDONED:
+                    raise _abandoned(call, _known(current))
+                case Step.ADOPT_LATE_ANSWER:
+                    late = next(row.submission for row in state.submissions if row.late)
+                    self._database.run(lambda c, n=late: submissions.adopt_late_answer(c, call, n))
+                case Step.MARK_IN_DOUBT:
+                    n = _known(current).submission
+                    self._database.run(lambda c, n=n: submissions.mark_in_doubt(c, call, n))
+                case Step.RESUME:
+                    self._resume(call, state, _known(current))
+                case Step.RECONCILE:
+                    sent_here = self._reconcile(call, state, _known(current), request, window) or sent_here
+                case Step.SEND:
+                    self._work.check_lease()
+                    intent = self._intent(state, print_, call_key, reserve)
+                    if self._intend(call, state, intent):
+                        self._send(call, intent.submission, intent.sender, request, intent.idempotency_key, window, state)
+                        sent_here = True
+                case step:
+                    assert_never(step)
+
+    def _reserve(self, request: Request) -> Money | None:
+        reserve = self._provider.estimate(request)
+        budget = self._work.pipeline.budget
+        if budget is None:
+            return reserve
+        if reserve is None:
+            raise ConfigurationError(
+                f"Pipeline {self._work.pipeline.name!r} has a budget, but provider {self._provider.name!r} cannot say "
+                "what this request may cost at most. Nothing was sent. Give the provider an upper bound.",
+                field="upper_bound",
+            )
+        if reserve.currency != budget.currency:
+            raise ConfigurationError(
+                f"The budget of pipeline {self._work.pipeline.name!r} is in {budget.currency}, the request is priced in "
+                f"{reserve.currency}. Amounts of different currencies are never compared; nothing was sent.",
+                field="budget",
+            )
+        return reserve
+
+    def _read(self, call: Call) -> CallState:
+        state = self._database.run(lambda c: submissions.read_call(c, call))
+        if state is None:
+            get_task(self._database, call.pipeline, call.task_id)  # raises TaskNotFound
+            return self._read(call)
+        return state
+
+    def _intent(self, state: CallState, print_: Fingerprint, call_key: CallKey, reserve: Money | None) -> Intent:
+        lease, provider = self._work.lease, self._provider
+        key_no = next_key_no(state.submissions, print_)
+        return Intent(
+            submission=len(state.submissions) + 1,
+            sender=uuid4(),
+            provider=provider.name,
+            fingerprint=print_,
+            idempotency_key=idempotency_key(
+                state.ledger_id, lease.pipeline, state.run_id or lease.task_id, call_key, key_no
+            ),
+            key_no=key_no,
+            lookup=provider.lookup,
+            settle_delay=provider.settle_delay,
+            key_window=provider.key_window,
+            reserve=reserve,
+        )
+
+    def _intend(self, call: Call, state: CallState, intent: Intent) -> bool:
+        """Commit the intent; False where the call has changed since it was read."""
+        lease = self._work.lease
+        try:
+            row = self._database.run(
+                lambda c: submissions.intend(c, call, lease, intent, send_window=state.send_window)
+            )
+        except BudgetExceeded as error:
+            self._work.hold(HeldFor.BUDGET, error.message)
+            raise
+        match row["verdict"]:
+            case "intended":
+                # A re-issued intent may find its own row settled by a finder meanwhile: then nothing is sent.
+                return row["state"] == SubmissionState.INTENDED and row["sends"] == 1
+            case "superseded" | "late_answer" | "stale":
+                return False
+            case "frozen":
+                raise PipelineFrozen(
+                    f"Pipeline {call.pipeline!r} is frozen: {state.frozen_reason or 'an operator froze it just now'}. "
+                    "Nothing was sent. It goes on once an operator unfreezes it.",
+                    pipeline=call.pipeline,
+                )
+            case "gate":
+                reason = "a named person has to approve the spending first (gate `spend`)."
+                self._work.hold(HeldFor.GATE, reason)
+                raise TaskHeld(f"Task {call.task_id} is held: {reason}", task_id=call.task_id, held_for=HeldFor.GATE)
+            case _:
+                raise lease_lost(self._database, lease)
+
+    def _send(
+        self,
+        call: Call,
+        submission: int,
+        sender: UUID,
+        request: Request,
+        key: Any,  # noqa: ANN401 - an IdempotencyKey
+        window: SendWindow,
+        state: CallState,
+    ) -> None:
+        """Send once and write the outcome; returns only where an answer is stored."""
+        logger.info("guard.sending", extra={"task": call.task_id, "call": call.call_key, "submission": submission})
+        with (
+            self._work.heartbeat.renewing(sender, state.sender_lease),
+            _OutcomeOfCrash(self, call, submission, sender, window),
+        ):
+            outcome = self._provider.submit(request, key=key, window=window)
+            self._record(call, submission, sender, outcome)
+        match outcome:
+            case Succeeded() | InDoubt():
+                return  # stored, or in doubt: the loop reads what the ledger says now
+            case Rejected():
+                raise CallRejected(
+                    f"Provider {self._provider.name!r} refused call {call.call_key!r} of task {call.task_id}: "
+                    f"{outcome.reason} It was not charged.",
+                    task_id=call.task_id,
+                    call_key=call.call_key,
+                    submission=submission,
+                )
+            case NotSent():
+                raise CallNotSent(
+                    f"Call {call.call_key!r} of task {call.task_id} never left: {outcome.reason} It was not charged.",
+                    task_id=call.task_id,
+                    call_key=call.call_key,
+                    submission=submission,
+                )
+            case _:
+                assert_never(outcome)
+
+    def _record(self, call: Call, submission: int, sender: UUID, outcome: Outcome) -> None:
+        match outcome:
+            case Succeeded():
+                row = answer_row(outcome, SettledBy.SENDER)
+                recorded = self._database.run(
+                    lambda c: submissions.record_answer(c, call, submission, row), patience=OUTCOME_PATIENCE
+                )
+                if recorded is Recorded.AS_LATE:
+                    logger.error("guard.late_answer", extra={"task": call.task_id, "call": call.call_key})
+            case Rejected() | NotSent():
+                state = SubmissionState.REJECTED if isinstance(outcome, Rejected) else SubmissionState.NOT_SENT
+                written = self._database.run(
+                    lambda c: submissions.record_refusal(
+                        c, call, submission, state=state, error=outcome.reason, sender=sender, seen_sends=1
+                    ),
+                    patience=OUTCOME_PATIENCE,
+                )
+                if not written:
+                    # A refused resend says nothing about the first send: the row stays in doubt.
+                    logger.warning("guard.refusal_proves_nothing", extra={"call": call.call_key})
+            case InDoubt():
+                self._database.run(
+                    lambda c: submissions.record_doubt(
+                        c, call, submission, sender=sender, error=outcome.reason, remote_ref=outcome.remote_ref
+                    ),
+                    patience=OUTCOME_PATIENCE,
+                )
+            case _:
+                assert_never(outcome)
+
+    def _reconcile(
+        self, call: Call, state: CallState, current: Submission, request: Request, window: SendWindow
+    ) -> bool:
+        """Settle a call in doubt by the provider's word, or stop. True where the same request was sent again."""
+        if current.provider == self._provider.name:
+            result = reconcile_call(self._database, call, self._provider)
+            if result.settled:
+                return False
+            if self._provider.key_window is not None and self._resend(call, state, current, request, window):
+                return True
+        else:
+            result = None
+        reason = current.error or "its outcome is unknown"
+        why = f"the call was made with provider {current.provider!r}" if result is None else result.reason
+        retry_after = None if result is None else result.retry_after
+        text = (
+            f"Call {call.call_key!r} of task {call.task_id} (submission {current.submission}, key "
+            f"{current.idempotency_key}) is in doubt: {reason}. It may have been accepted and charged; {why}. It is "
+            "never sent again by itself: the provider's own answer settles it, or a named operator with evidence."
+        )
+        if retry_after is None:
+            self._work.hold(HeldFor.IN_DOUBT, text)
+        raise CallInDoubt(
+            text,
+            task_id=call.task_id,
+            call_key=call.call_key,
+            submission=current.submission,
+            idempotency_key=current.idempotency_key,
+            retry_after=retry_after,
+        )
+
+    def _resend(
+        self, call: Call, state: CallState, seen: Submission, request: Request, window: SendWindow
+    ) -> bool:
+        """Send the same bytes under the same key, where the provider documents that this is one request."""
+        sender, lease = uuid4(), self._work.lease
+        self._work.check_lease()
+        claimed = self._database.run(lambda c: submissions.claim_resend(c, call, lease, seen, sender=sender))
+        if not claimed:
+            # The reply to our own claim may have been lost: then the row carries our sender.
+            current = current_of(self._read(call).submissions)
+            if current is None or current.sender != sender:
+                return False
+        self._send(call, seen.submission, sender, request, seen.idempotency_key, window, state)
+        return True
+
+    def _resume(self, call: Call, state: CallState, current: Submission) -> None:
+        """Fetch the answer of a request that the provider accepted; it is never submitted again (R13)."""
+        keys = list(dict.fromkeys(row.idempotency_key for row in reversed(state.submissions)))
+        finding = self._provider.find(keys)
+        if isinstance(finding, Succeeded):
+            row = answer_row(finding, SettledBy.POLL)
+            self._database.run(
+                lambda c: submissions.record_answer(c, call, current.submission, row), patience=OUTCOME_PATIENCE
+            )
+            return
+        raise CallInProgress(
+            f"Provider {self._provider.name!r} accepted call {call.call_key!r} of task {call.task_id} as "
+            f"{current.remote_ref!r} and has no answer yet. It is not submitted again.",
+            task_id=call.task_id,
+            call_key=call.call_key,
+            submission=current.submission,
+            retry_after=10.0,
+        )
+
+    def _replay(self, call: Call, row: Submission, *, paid_now: bool) -> CallResult[Value]:
+        if row.response_body is None:
+            raise PayloadPruned(
+                f"The answer of call {call.call_key!r} of task {call.task_id} was pruned; its hash "
+                f"{row.response_sha256} is kept. It is not sent again.",
+                task_id=call.task_id,
+                call_key=call.call_key,
+                submission=row.submission,
+            )
+        answer = Answer(head=row.response or {}, body=row.response_body)
+        cost = None
+        if row.cost is not None and row.currency is not None:
+            cost = Money(amount=row.cost, currency=row.currency)
+        return CallResult(
+            call_key=call.call_key,
+            value=self._provider.decode(answer),
+            answer=answer,
+            replayed=not paid_now,
+            cost=cost,
+            remote_ref=row.remote_ref,
+            submission=row.submission,
+            settled_by=row.settled_by or SettledBy.SENDER,
+        )
+
+
+class _OutcomeOfCrash:
+    """Writes what is proved when sending ends in an exception: not sent before the first byte, in doubt after it."""
+
+    def __init__(
+        self, guard: Guard[Any, Any], call: Call, submission: int, sender: UUID, window: SendWindow
+    ) -> None:
+        self._guard, self._call, self._submission, self._sender = guard, call, submission, sender
+        self._window = window
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            return
+        reason = f"{kind.__name__}: {error}"
+        outcome = InDoubt(reason=reason) if self._window.opened else NotSent(reason=reason)
+        self._guard._record(self._call, self._submission, self._sender, outcome)  # noqa: SLF001 - one unit
+
+
+def _known(current: Submission | None) -> Submission:
+    if current is None:  # next_step says SEND where there is none
+        raise AssertionError("a step that needs a submission was decided without one")
+    return current
+
+
+def _in_progress(call: Call, row: Submission) -> CallInProgress:
+    seconds = max(0.0, row.sender_expires_in.total_seconds())
+    return CallInProgress(
+        f"Call {call.call_key!r} of task {call.task_id} is being sent by Dagster run {row.owner} (submission "
+        f"{row.submission}); that sender is known to live for {seconds:.0f} s more. Nothing was sent by this run.",
+        task_id=call.task_id,
+        call_key=call.call_key,
+        submission=row.submission,
+        owner=row.owner,
+        retry_after=seconds,
+    )
+
+
+def _abandoned(call: Call, row: Submission) -> CallAbandoned:
+    return CallAbandoned(
+        f"An operator abandoned call {call.call_key!r} of task {call.task_id} (submission {row.submission}). It is "
+        "sent again only by an operator who accepts that it may charge twice.",
+        task_id=call.task_id,
+        call_key=call.call_key,
+        submission=row.submission,
+    )
+
+
+def unique_keys(rows: Sequence[Submission]) -> Sequence[str]:
+    """Return every key under which a call may have been sent, the newest first."""
+    return list(dict.fromkeys(row.idempotency_key for row in reversed(rows)))

@@ -1,0 +1,117 @@
+"""Renewal of leases and senders by one thread of the process, on a connection of its own."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+import psycopg
+
+from dagster_idempotent.domain.task import Lease
+from dagster_idempotent.errors import StoreError
+from dagster_idempotent.store import leases, submissions
+from dagster_idempotent.store.database import Connection, Database
+
+logger = logging.getLogger(__name__)
+# A third of the length: two renewals may fail before anybody else may act.
+RENEWALS_PER_LEASE = 3
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Beat:
+    """Something to renew; `lost` once the ledger said that there is nothing left to renew."""
+
+    what: Lease | UUID
+    every: float
+    due: float
+    lost: bool = False
+
+
+class Heartbeat:
+    """Renews what is registered with it; its thread lives only while something is.
+
+    A renewal that fails is tried again: it never decides that a lease is lost, only the ledger's answer does.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._changed = threading.Condition()
+        self._beats: list[Beat] = []
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def renewing(self, what: Lease | UUID, length: timedelta) -> Iterator[Beat]:
+        """Renew a lease, or the sender of a submission, until the block is left."""
+        every = length.total_seconds() / RENEWALS_PER_LEASE
+        beat = Beat(what=what, every=every, due=time.monotonic() + every)
+        with self._changed:
+            self._beats.append(beat)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="dagster-idempotent-heartbeat", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        try:
+            yield beat
+        finally:
+            with self._changed:
+                self._beats.remove(beat)
+                thread = None if self._beats else self._thread
+                self._changed.notify()
+            if thread is not None:
+                thread.join(timeout=5)
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        try:
+            while True:
+                due = self._wait()
+                if due is None:
+                    return
+                try:
+                    connection = connection or self._database.connect()
+                    _renew(connection, due)
+                except (psycopg.Error, StoreError) as error:
+                    logger.warning("heartbeat.renewal_failed", extra={"reason": str(error).strip()})
+                    if connection is not None:
+                        connection.close()
+                    connection = None
+                    self._postpone(due)
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _wait(self) -> list[Beat] | None:
+        """Wait until something is due; None when nothing is registered any more."""
+        with self._changed:
+            while True:
+                if not self._beats:
+                    self._thread = None
+                    return None
+                now = time.monotonic()
+                live = [beat for beat in self._beats if not beat.lost]
+                due = [beat for beat in live if beat.due <= now]
+                if due:
+                    for beat in due:
+                        beat.due = now + beat.every
+                    return due
+                self._changed.wait(min((beat.due - now for beat in live), default=None))
+
+    def _postpone(self, due: list[Beat]) -> None:
+        with self._changed:
+            for beat in due:
+                beat.due = time.monotonic() + min(1.0, beat.every)
+
+
+def _renew(connection: Connection, due: list[Beat]) -> None:
+    senders = [beat for beat in due if isinstance(beat.what, UUID)]
+    if senders:
+        alive = submissions.renew_senders(connection, [beat.what for beat in senders if isinstance(beat.what, UUID)])
+        for beat in senders:
+            beat.lost = beat.what not in alive
+    for beat in due:
+        if isinstance(beat.what, Lease):
+            beat.lost = leases.renew(connection, beat.what) is None

@@ -1,0 +1,220 @@
+"""Any service that speaks OpenAI's `POST /chat/completions`, as a synchronous provider."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import cast
+from urllib.parse import urlencode
+
+from dagster_idempotent.domain.canonical import canonical_json
+from dagster_idempotent.domain.money import Money
+from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
+from dagster_idempotent.errors import ConfigurationError, CredentialMissing
+from dagster_idempotent.providers.outcome import (
+    Answer,
+    Finding,
+    InDoubt,
+    LookUpFailed,
+    NotFound,
+    NotSent,
+    Outcome,
+    Rejected,
+    Succeeded,
+    Unfinished,
+    refusal_of,
+)
+from dagster_idempotent.providers.send_window import SendWindow
+from dagster_idempotent.providers.single_send import Response, get, send_once
+
+ChatRequest = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCompletion:
+    """A completion: the text of its first choice, and everything that the service said."""
+
+    text: str
+    raw: Mapping[str, object]
+
+
+class ChatCompletionsProvider:
+    """Sends chat completions once, under a client reference; looks them up where the service can.
+
+    The credential is named (`api_key_variable`) and read only when a request is about to leave. `look_up_path`, such
+    as "/lookup", names an exact and complete search by client reference; most services have none, and then a lost
+    answer waits for a person. `key_window` is how long the service documents that it honours `Idempotency-Key`.
+    `cost_of` computes the cost of an answer from its JSON; None means unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        api_key_variable: str = "OPENAI_API_KEY",
+        account: str = "",
+        look_up_path: str | None = None,
+        settle_delay: timedelta = timedelta(minutes=10),
+        key_window: timedelta | None = None,
+        read_timeout: timedelta = timedelta(minutes=10),
+        cost_of: Callable[[Mapping[str, object]], Money | None] | None = None,
+        upper_bound: Money | None = None,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f'base_url is {base_url!r}, expected an address such as "https://api.openai.com/v1".', field="base_url"
+            )
+        self._base_url = base_url.rstrip("/")
+        self._api_key_variable = api_key_variable
+        self._account = account
+        self._look_up_path = look_up_path
+        self._read_timeout = read_timeout
+        self._cost_of = cost_of
+        self._upper_bound = upper_bound
+        self.settle_delay = settle_delay
+        self.key_window = key_window
+
+    @property
+    def name(self) -> str:
+        """The service and the account; a request to another address may still be the same request."""
+        return f"chat_completions:{self._account}" if self._account else "chat_completions"
+
+    @property
+    def lookup(self) -> LookUp:
+        """Exact where a look-up path is given: a client reference names one request."""
+        return LookUp.NONE if self._look_up_path is None else LookUp.EXACT
+
+    def operation(self, request: ChatRequest) -> str:  # noqa: ARG002 - part of the protocol
+        """Name the endpoint, without the host: a proxy in between does not make another request of it."""
+        return "POST /chat/completions"
+
+    def payload(self, request: ChatRequest) -> object:
+        """Return the JSON body; streaming is refused, since a cut stream looks like a short answer."""
+        if request.get("stream"):
+            raise ConfigurationError("The request sets `stream`; leave it out: answers are stored whole.", field="stream")
+        return request
+
+    def estimate(self, request: ChatRequest) -> Money | None:  # noqa: ARG002 - part of the protocol
+        """Return the upper bound that was configured."""
+        return self._upper_bound
+
+    def submit(self, request: ChatRequest, *, key: IdempotencyKey, window: SendWindow) -> Outcome:
+        """Send the completion request once and classify what came back."""
+        headers = {
+            **self._credential(),
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "Idempotency-Key": key,
+            "X-Client-Request-Id": key,
+        }
+        result = send_once(
+            "POST",
+            f"{self._base_url}/chat/completions",
+            headers=headers,
+            body=canonical_json(request),
+            window=window,
+            read_timeout=self._read_timeout,
+        )
+        if isinstance(result, NotSent | InDoubt):
+            return result
+        return self._outcome(result)
+
+    def find(self, keys: Sequence[IdempotencyKey]) -> Finding:
+        """Look up each key; the first that the service knows decides."""
+        complete = self._look_up_path is not None
+        for key in keys:
+            finding = self._find_one(key)
+            if not isinstance(finding, NotFound):
+                return finding
+            complete = complete and finding.complete
+        return NotFound(complete=complete)
+
+    def decode(self, answer: Answer) -> ChatCompletion:
+        """Turn the stored body into a completion."""
+        raw = _object(answer.body)
+        return ChatCompletion(text=_text(raw) or "", raw=raw or {})
+
+    def content(self, answer: Answer) -> str:
+        """Return the text of the first choice."""
+        return self.decode(answer).text
+
+    def _credential(self) -> Mapping[str, str]:
+        key = os.environ.get(self._api_key_variable, "").strip()
+        if not key:
+            raise CredentialMissing(
+                f"The environment variable {self._api_key_variable} is unset or empty where this step runs. "
+                "Nothing was sent. Set it for the run workers and start the run again.",
+                variable=self._api_key_variable,
+            )
+        if not key.isascii() or not key.isprintable():
+            raise CredentialMissing(
+                f"The environment variable {self._api_key_variable} holds characters that no header can carry. "
+                "Nothing was sent. Set it to the key alone.",
+                variable=self._api_key_variable,
+            )
+        return {"Authorization": f"Bearer {key}"}
+
+    def _outcome(self, response: Response) -> Outcome:
+        if refusal_of(response.status):
+            return Rejected(reason=f"HTTP {response.status}: {_excerpt(response.body)}")
+        raw = _object(response.body)
+        if response.status != 200:  # noqa: PLR2004 - HTTP's own number
+            return InDoubt(reason=f"HTTP {response.status}: {_excerpt(response.body)}", remote_ref=_reference(raw))
+        return self._succeeded(response.body, raw, {"status": 200, "request_id": response.header("x-request-id")})
+
+    def _succeeded(self, body: bytes, raw: Mapping[str, object] | None, head: Mapping[str, object]) -> Outcome:
+        if raw is None or _text(raw) is None:
+            reason = f"the answer is not a completion: {_excerpt(body)}"
+            return InDoubt(reason=reason, remote_ref=_reference(raw))
+        cost = None if self._cost_of is None else self._cost_of(raw)
+        return Succeeded(answer=Answer(head=head, body=body), remote_ref=_reference(raw), cost=cost)
+
+    def _find_one(self, key: IdempotencyKey) -> Finding:
+        query = urlencode({"client_reference": key})
+        response = get(
+            f"{self._base_url}{self._look_up_path}?{query}",
+            headers=self._credential(),
+            timeout=timedelta(seconds=30),
+        )
+        if isinstance(response, str):
+            return LookUpFailed(reason=response)
+        found = _object(response.body)
+        if response.status != 200 or found is None or not isinstance(found.get("requests"), list):  # noqa: PLR2004
+            return LookUpFailed(reason=f"HTTP {response.status}: {_excerpt(response.body)}")
+        rows = cast("list[Mapping[str, object]]", found["requests"])
+        if not rows:
+            return NotFound(complete=found.get("complete") is True)
+        reference = str(rows[0]["id"])
+        raw = rows[0].get("response")
+        if not isinstance(raw, dict):
+            return Unfinished(remote_ref=reference)
+        outcome = self._succeeded(json.dumps(raw).encode(), cast("Mapping[str, object]", raw), {"looked_up": True})
+        return outcome if isinstance(outcome, Succeeded) else Unfinished(remote_ref=reference)
+
+
+def _object(body: bytes) -> Mapping[str, object] | None:
+    try:
+        value: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return cast("Mapping[str, object]", value) if isinstance(value, dict) else None
+
+
+def _text(raw: Mapping[str, object] | None) -> str | None:
+    """Return the text of the first choice, None where the object is no completion."""
+    match raw:
+        case {"choices": [{"message": {"content": str(text)}}, *_]}:
+            return text
+        case _:
+            return None
+
+
+def _reference(raw: Mapping[str, object] | None) -> str | None:
+    reference = None if raw is None else raw.get("id")
+    return reference if isinstance(reference, str) and reference else None
+
+
+def _excerpt(body: bytes) -> str:
+    return body[:300].decode("utf-8", "replace")

@@ -1,0 +1,72 @@
+"""`Provider`: what an adapter to a paid service tells the guard."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+from dagster_idempotent.domain.money import Money
+from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
+from dagster_idempotent.providers.outcome import Answer, Finding, Outcome
+from dagster_idempotent.providers.send_window import SendWindow
+
+Request = TypeVar("Request", contravariant=True)
+Value = TypeVar("Value", covariant=True)
+
+
+class Provider(Protocol[Request, Value]):
+    """A paid service that answers while it is waited for.
+
+    Building one reads no credential and opens nothing; `submit` and `find` do, when they are called. An instance is
+    used by one thread at a time.
+    """
+
+    @property
+    def name(self) -> str:
+        """The service and account that is charged; part of every fingerprint."""
+        ...
+
+    @property
+    def lookup(self) -> LookUp:
+        """What `find` can say; a fuzzy one never decides alone."""
+        ...
+
+    @property
+    def settle_delay(self) -> timedelta:
+        """How long a request may take to land and to be found, from the end of its sender's lease.
+
+        Where look-up shows finished answers only, it includes the longest answer time.
+        """
+        ...
+
+    @property
+    def key_window(self) -> timedelta | None:
+        """How long the service documents that it honours an idempotency key; None where it does not."""
+        ...
+
+    def operation(self, request: Request) -> str:
+        """Name the endpoint that the request goes to; part of its fingerprint."""
+        ...
+
+    def payload(self, request: Request) -> object:
+        """Return what will be sent, in a form that can be fingerprinted, without credentials."""
+        ...
+
+    def estimate(self, request: Request) -> Money | None:
+        """Return an upper bound of the cost, None where nobody can say."""
+        ...
+
+    def submit(self, request: Request, *, key: IdempotencyKey, window: SendWindow) -> Outcome:
+        """Send the request once: no retries, no redirects, each write preceded by `window.before_write()`."""
+        ...
+
+    def find(self, keys: Sequence[IdempotencyKey]) -> Finding:
+        """Look up a request by every key under which it may have been sent."""
+        ...
+
+    def decode(self, answer: Answer) -> Value:
+        """Turn a stored answer into the caller's value: the same bytes give the same value and type."""
+        ...
+
+    def content(self, answer: Answer) -> str | bytes:
+        """Return the part of an answer that a model class validates."""
+        ...

@@ -1,0 +1,187 @@
+"""Connections to PostgreSQL: opened late, bounded, READ COMMITTED, and what may be issued again after a fault."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.rows import DictRow, dict_row
+from psycopg.types.string import TextLoader
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from dagster_idempotent.errors import DatabaseUnavailable
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+# Whole statements are issued again after these, a bounded number of times; nothing else is retried by code.
+RETRYABLE_SQLSTATES = frozenset({"40001", "40P01"})
+MAX_RETRIES = 5
+# The server or the connection went away: a commit may or may not have happened. Every statement of this store is
+# keyed, so issuing it again finds what the first one did.
+LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "08000", "08001", "08003", "08004", "08006", "53300"})
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 1.0
+
+_SETTINGS = """
+SET default_transaction_isolation = 'read committed';
+SET timezone = 'UTC';
+SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+"""
+
+
+# A server that vanished without a word is noticed in about half a minute, not after the system's two hours.
+_ARGUMENTS: dict[str, Any] = {
+    "autocommit": True,
+    "row_factory": dict_row,
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+
+class Connection(psycopg.Connection[DictRow]):
+    """A connection that remembers a commit whose replication was given up."""
+
+    unreplicated: bool = False
+
+
+class Database:
+    """One PostgreSQL as one process sees it; connects on first use, safe to share between threads.
+
+    `patience` bounds how long a statement waits for a server that is away. A fork gets connections of its own.
+    """
+
+    def __init__(self, url: str, *, max_connections: int = 4, patience: timedelta = timedelta(seconds=30)) -> None:
+        self._url = url
+        self._max_connections = max_connections
+        self._patience = patience.total_seconds()
+        self._lock = threading.Lock()
+        self._pool: ConnectionPool[Connection] | None = None
+        self._pid = 0
+
+    @property
+    def url(self) -> str:
+        """The connection string as given; it may hold a password, so it is never logged."""
+        return self._url
+
+    def run(self, function: Callable[[Connection], Result], *, patience: timedelta | None = None) -> Result:
+        """Run `function` on an autocommit connection, again after a lost connection or a serialisation failure.
+
+        `function` issues statements that may be issued again: keyed, guarded, or reads. Raises DatabaseUnavailable
+        once the patience is over.
+        """
+        wait = self._patience if patience is None else patience.total_seconds()
+        deadline = time.monotonic() + wait
+        pause, retries = FIRST_PAUSE, 0
+        while True:
+            try:
+                with self._connections().connection(timeout=max(0.1, deadline - time.monotonic())) as connection:
+                    return _replicated(connection, function(connection))
+            except PoolTimeout as error:
+                raise self._unavailable(error, wait) from error
+            except psycopg.Error as error:
+                if error.sqlstate in RETRYABLE_SQLSTATES and retries < MAX_RETRIES:
+                    retries += 1
+                elif not _is_lost(error):
+                    raise
+                elif time.monotonic() + pause > deadline:
+                    raise self._unavailable(error, wait) from error
+                logger.warning("database.statement_issued_again", extra={"sqlstate": error.sqlstate})
+            time.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Open a connection with a transaction that commits at the end of the block; nothing is retried."""
+        with self._connections().connection(timeout=self._patience) as connection, connection.transaction():
+            yield connection
+
+    def connect(self) -> Connection:
+        """Open one connection of the caller's own, outside the pool; the caller closes it."""
+        connection = Connection.connect(self._url, **_ARGUMENTS)
+        _configure(connection)
+        return connection
+
+    def close(self) -> None:
+        """Close the idle connections; the next statement opens new ones."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            if pool is not None and self._pid == os.getpid():
+                pool.close()
+
+    def _connections(self) -> "ConnectionPool[Connection]":
+        with self._lock:
+            if self._pool is None or self._pid != os.getpid():
+                self._pool = ConnectionPool(
+                    self._url,
+                    connection_class=Connection,
+                    kwargs=_ARGUMENTS,
+                    configure=_configure,
+                    min_size=0,
+                    max_size=self._max_connections,
+                    max_idle=60,
+                    name="dagster-idempotent",
+                    open=True,
+                )
+                self._pid = os.getpid()
+            return self._pool
+
+    def _unavailable(self, error: psycopg.Error, waited: float) -> DatabaseUnavailable:
+        reason: object = error
+        if isinstance(error, PoolTimeout):
+            try:
+                self.connect().close()
+                reason = f"all {self._max_connections} connections of this process stayed busy"
+            except psycopg.Error as cause:
+                reason = cause
+        return DatabaseUnavailable(
+            f"PostgreSQL at {describe(self._url)} did not serve us within {waited:.0f} s: "
+            f"{str(reason).strip()}. Nothing was decided without it. Check that the server runs and that the URL is "
+            "right; a run started again afterwards finds its task and its calls as they were.",
+        )
+
+
+def describe(url: str) -> str:
+    """Name a database without its credentials, for texts that people and logs may keep."""
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return "the configured URL (it cannot be parsed)"
+    return f"{parts.get('host', 'the default host')}/{parts.get('dbname', 'the default database')}"
+
+
+def _is_lost(error: psycopg.Error) -> bool:
+    return error.sqlstate in LOST_SQLSTATES or (error.sqlstate is None and isinstance(error, psycopg.OperationalError))
+
+
+def _configure(connection: Connection) -> None:
+    """Set what every rule of the ledger presumes, whatever the server's defaults are."""
+    connection.execute(_SETTINGS)
+    # `json` columns hold accepted texts that are kept to the letter; `jsonb` columns are read as objects.
+    connection.adapters.register_loader("json", TextLoader)
+
+    def remember(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.sqlstate == "01000" and "synchronous replication" in (notice.message_primary or ""):
+            connection.unreplicated = True
+
+    connection.add_notice_handler(remember)
+
+
+def _replicated(connection: Connection, result: Result) -> Result:
+    if connection.unreplicated:
+        connection.unreplicated = False
+        raise DatabaseUnavailable(
+            "PostgreSQL stopped waiting for its synchronous standby: the last commit is on the primary only and a "
+            "failover could lose it. Nothing was sent on its strength. Bring the standby back, then run again.",
+        )
+    return result

@@ -1,0 +1,202 @@
+-- The submission row guards the money: who may send, and what an answer or a silence proves.
+
+-- Adds to one budget counter; false when its limit refuses. The row is made where allocation did not know the currency.
+CREATE FUNCTION dagster_idempotent.reserve_v1(p_pipeline text, p_scope text, p_currency text, p_amount numeric)
+RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO dagster_idempotent.budgets (pipeline, scope, currency) VALUES (p_pipeline, p_scope, p_currency)
+        ON CONFLICT DO NOTHING;
+    UPDATE dagster_idempotent.budgets SET reserved = reserved + p_amount
+        WHERE pipeline = p_pipeline AND scope = p_scope AND currency = p_currency
+          AND ("limit" IS NULL OR reserved + settled + p_amount <= "limit");
+    RETURN FOUND;
+END $$;
+
+-- Ends the reservation of a submission, if it has one, and books what was paid (NULL: nothing, or not known).
+CREATE FUNCTION dagster_idempotent.book_v1(s dagster_idempotent.submissions, p_amount numeric, p_currency text)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    task dagster_idempotent.tasks;
+    hold numeric;
+    held_currency text;
+    scope_name text;
+    fresh boolean;
+BEGIN
+    SELECT c.amount, c.currency INTO hold, held_currency FROM dagster_idempotent.costs c
+        WHERE (c.pipeline, c.task_id, c.call_key, c.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
+          AND c.kind = 'reserved'
+          AND NOT EXISTS (SELECT FROM dagster_idempotent.costs r
+            WHERE (r.pipeline, r.task_id, r.call_key, r.submission, r.kind)
+                = (c.pipeline, c.task_id, c.call_key, c.submission, 'released'));
+    fresh := p_amount IS NOT NULL AND NOT EXISTS (SELECT FROM dagster_idempotent.costs c
+        WHERE (c.pipeline, c.task_id, c.call_key, c.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
+          AND c.kind = 'settled');
+    IF hold IS NULL AND NOT fresh THEN RETURN; END IF;
+    SELECT * INTO task FROM dagster_idempotent.tasks t WHERE (t.pipeline, t.task_id) = (s.pipeline, s.task_id);
+    FOREACH scope_name IN ARRAY ARRAY['pipeline', 'period:' || task.period_id, 'task:' || task.task_id] LOOP
+        IF hold IS NOT NULL THEN
+            UPDATE dagster_idempotent.budgets SET reserved = reserved - hold
+                WHERE pipeline = s.pipeline AND scope = scope_name AND currency = held_currency;
+        END IF;
+        IF fresh THEN
+            INSERT INTO dagster_idempotent.budgets (pipeline, scope, currency, settled)
+                VALUES (s.pipeline, scope_name, p_currency, p_amount)
+                ON CONFLICT (pipeline, scope, currency)
+                DO UPDATE SET settled = dagster_idempotent.budgets.settled + excluded.settled;
+        END IF;
+    END LOOP;
+    INSERT INTO dagster_idempotent.costs (pipeline, task_id, call_key, submission, kind, amount, currency)
+        SELECT s.pipeline, s.task_id, s.call_key, s.submission, 'released', hold, held_currency WHERE hold IS NOT NULL
+        UNION ALL
+        SELECT s.pipeline, s.task_id, s.call_key, s.submission, 'settled', p_amount, p_currency WHERE fresh;
+END $$;
+
+-- The intent: committed before the request leaves (R12). FOR SHARE makes a takeover wait, or this match nothing.
+-- Verdicts: intended (also when this very sender finds its own row: a reply to COMMIT was lost), missing, lease_lost,
+-- frozen, gate, superseded (somebody else's row: read again), late_answer (adopt it instead), stale (read again).
+-- A budget that is full raises DI001, which undoes all of it.
+CREATE FUNCTION dagster_idempotent.intend_v1(
+    p_intent jsonb, p_send_window interval, p_reserve numeric, p_reserve_currency text)
+RETURNS TABLE (verdict text, task dagster_idempotent.tasks, submission dagster_idempotent.submissions)
+LANGUAGE plpgsql AS $$
+DECLARE
+    intent dagster_idempotent.submissions := jsonb_populate_record(NULL::dagster_idempotent.submissions, p_intent);
+    t dagster_idempotent.tasks;
+    home dagster_idempotent.pipelines;
+    s dagster_idempotent.submissions;
+    scope_name text;
+BEGIN
+    SELECT * INTO t FROM dagster_idempotent.tasks x
+        WHERE x.pipeline = intent.pipeline AND x.task_id = intent.task_id FOR SHARE;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'missing', NULL::dagster_idempotent.tasks, NULL::dagster_idempotent.submissions;
+        RETURN;
+    END IF;
+    SELECT * INTO s FROM dagster_idempotent.submissions x
+        WHERE (x.pipeline, x.task_id, x.call_key, x.submission)
+            = (intent.pipeline, intent.task_id, intent.call_key, intent.submission);
+    IF FOUND THEN
+        RETURN QUERY SELECT CASE WHEN s.sender = intent.sender THEN 'intended' ELSE 'superseded' END, t, s;
+        RETURN;
+    END IF;
+    -- A fresh snapshot, after the lock: a freeze that committed while we waited is seen.
+    SELECT * INTO home FROM dagster_idempotent.pipelines p WHERE p.pipeline = intent.pipeline;
+    IF t.owner IS DISTINCT FROM intent.owner OR t.fencing_token <> intent.fencing_token
+       OR t.status NOT IN ('running', 'failed') THEN
+        RETURN QUERY SELECT 'lease_lost', t, s;
+    ELSIF home.frozen_reason IS NOT NULL THEN
+        RETURN QUERY SELECT 'frozen', t, s;
+    ELSIF NOT dagster_idempotent.gate_open_v1(intent.pipeline, intent.task_id, 'spend') THEN
+        RETURN QUERY SELECT 'gate', t, s;
+    ELSIF p_send_window >= home.sender_lease THEN
+        RETURN QUERY SELECT 'stale', t, s;
+    ELSIF EXISTS (SELECT FROM dagster_idempotent.submissions x
+            WHERE (x.pipeline, x.task_id, x.call_key) = (intent.pipeline, intent.task_id, intent.call_key) AND x.late) THEN
+        RETURN QUERY SELECT 'late_answer', t, s;
+    ELSE
+        intent.state := 'intended';
+        intent.sends := 1;
+        intent.late := false;
+        intent.intended_at := clock_timestamp();
+        intent.sender_expires_at := intent.intended_at + home.sender_lease;
+        -- A rival's uncommitted row is waited for, here, and then it is the live one.
+        INSERT INTO dagster_idempotent.submissions SELECT intent.* ON CONFLICT DO NOTHING RETURNING * INTO s;
+        IF NOT FOUND THEN
+            SELECT * INTO s FROM dagster_idempotent.submissions x
+                WHERE (x.pipeline, x.task_id, x.call_key, x.submission)
+                    = (intent.pipeline, intent.task_id, intent.call_key, intent.submission);
+            RETURN QUERY SELECT CASE WHEN s.sender = intent.sender THEN 'intended' ELSE 'superseded' END, t, s;
+            RETURN;
+        END IF;
+        IF p_reserve IS NOT NULL THEN
+            FOREACH scope_name IN ARRAY ARRAY['pipeline', 'period:' || t.period_id, 'task:' || t.task_id] LOOP
+                IF NOT dagster_idempotent.reserve_v1(intent.pipeline, scope_name, p_reserve_currency, p_reserve) THEN
+                    RAISE EXCEPTION '%', scope_name USING ERRCODE = 'DI001';
+                END IF;
+            END LOOP;
+            INSERT INTO dagster_idempotent.costs (pipeline, task_id, call_key, submission, kind, amount, currency)
+                VALUES (intent.pipeline, intent.task_id, intent.call_key, intent.submission, 'reserved', p_reserve,
+                    p_reserve_currency);
+        END IF;
+        RETURN QUERY SELECT 'intended', t, s;
+    END IF;
+END $$;
+
+-- A positive answer is written by whoever received it, whatever lease, hold or status have become: a paid answer is
+-- never dropped. On a void row it is adopted; if another submission is live, the partial unique index raises and the
+-- caller keeps it with keep_late_answer_v1.
+CREATE FUNCTION dagster_idempotent.record_answer_v1(p_answer jsonb, p_body bytea)
+RETURNS SETOF dagster_idempotent.submissions LANGUAGE plpgsql AS $$
+DECLARE
+    answer dagster_idempotent.submissions := jsonb_populate_record(NULL::dagster_idempotent.submissions, p_answer);
+    s dagster_idempotent.submissions;
+BEGIN
+    UPDATE dagster_idempotent.submissions x SET
+            state = answer.state, settled_by = answer.settled_by, settled_at = clock_timestamp(),
+            remote_ref = coalesce(answer.remote_ref, x.remote_ref),
+            response = answer.response, response_body = p_body,
+            response_sha256 = answer.response_sha256, cost = answer.cost, currency = answer.currency,
+            cost_basis = answer.cost_basis, error = NULL, late = false
+        WHERE (x.pipeline, x.task_id, x.call_key, x.submission)
+            = (answer.pipeline, answer.task_id, answer.call_key, answer.submission)
+          AND (x.state IN ('intended', 'in_doubt', 'not_sent', 'rejected', 'abandoned')
+               OR x.state = 'accepted' AND answer.state = 'succeeded')
+          AND (answer.state <> 'accepted' OR NOT x.late)
+        RETURNING * INTO s;
+    IF FOUND THEN
+        IF s.state = 'succeeded' THEN
+            PERFORM dagster_idempotent.book_v1(s, s.cost, s.currency);
+        END IF;
+        RETURN NEXT s;
+    END IF;
+END $$;
+
+-- The second statement for an answer that another live submission keeps out: shown in red, its cost booked. The live
+-- row is locked first: if it has become void meanwhile, nothing is returned and the caller adopts after all.
+CREATE FUNCTION dagster_idempotent.keep_late_answer_v1(p_answer jsonb, p_body bytea)
+RETURNS SETOF dagster_idempotent.submissions LANGUAGE plpgsql AS $$
+DECLARE
+    answer dagster_idempotent.submissions := jsonb_populate_record(NULL::dagster_idempotent.submissions, p_answer);
+    s dagster_idempotent.submissions;
+BEGIN
+    PERFORM FROM dagster_idempotent.submissions x
+        WHERE (x.pipeline, x.task_id, x.call_key) = (answer.pipeline, answer.task_id, answer.call_key)
+          AND x.state IN ('intended', 'in_doubt', 'accepted', 'succeeded') FOR SHARE;
+    IF NOT FOUND THEN RETURN; END IF;
+    UPDATE dagster_idempotent.submissions x SET late = true, remote_ref = coalesce(answer.remote_ref, x.remote_ref),
+            response = answer.response, response_body = p_body,
+            response_sha256 = answer.response_sha256, cost = answer.cost, currency = answer.currency,
+            cost_basis = answer.cost_basis
+        WHERE (x.pipeline, x.task_id, x.call_key, x.submission)
+            = (answer.pipeline, answer.task_id, answer.call_key, answer.submission)
+          AND x.state IN ('not_sent', 'rejected', 'abandoned')
+        RETURNING * INTO s;
+    IF FOUND THEN
+        PERFORM dagster_idempotent.book_v1(s, s.cost, s.currency);
+        RETURN NEXT s;
+    END IF;
+END $$;
+
+-- A negative answer proves something only to the one sender of the only send, or to a look-up (or an operator with
+-- evidence) begun after the sender expired and the provider's settle delay passed; a rejection ends in the same way.
+CREATE FUNCTION dagster_idempotent.record_refusal_v1(
+    p_pipeline text, p_task_id text, p_call_key text, p_submission integer, p_state text, p_error text,
+    p_sender uuid, p_seen_sends integer)
+RETURNS SETOF dagster_idempotent.submissions LANGUAGE plpgsql AS $$
+DECLARE
+    s dagster_idempotent.submissions;
+BEGIN
+    UPDATE dagster_idempotent.submissions x SET
+            state = p_state, error = p_error, settled_at = clock_timestamp(),
+            settled_by = CASE WHEN p_sender IS NULL THEN 'look_up' ELSE 'sender' END
+        WHERE (x.pipeline, x.task_id, x.call_key, x.submission) = (p_pipeline, p_task_id, p_call_key, p_submission)
+          AND CASE WHEN p_sender IS NOT NULL
+                THEN x.sender = p_sender AND x.sends = 1 AND x.state IN ('intended', 'in_doubt')
+                ELSE x.state = 'in_doubt' AND x.sends = p_seen_sends
+                     AND x.sender_expires_at + x.settle_delay <= clock_timestamp() END
+        RETURNING * INTO s;
+    IF FOUND THEN
+        PERFORM dagster_idempotent.book_v1(s, NULL, NULL);
+        RETURN NEXT s;
+    END IF;
+END $$;
