@@ -115,7 +115,12 @@ class CallInProgress(CallError):
 
 
 class CallInDoubt(CallError):
-    """Sent or possibly sent, outcome unknown: only evidence settles it (R14)."""
+    """Sent or possibly sent, outcome unknown: only evidence settles it (R14).
+
+    `retry_after` is in seconds where asking the provider later can bring more; None where the task is held.
+    """
+
+    retry_after: float | None = None
 
 
 class CallRejected(CallError):

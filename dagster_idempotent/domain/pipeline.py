@@ -58,6 +58,7 @@ class Pipeline(Generic[Output]):
         self.max_attempts = _at_least_one("max_attempts", max_attempts)
         self.backoff = backoff or Backoff(base=timedelta(seconds=30), cap=timedelta(hours=1))
         self.budget = budget
+        self.currency = _one_currency(budget)
         self.gate = Gate.NONE if approval is None else _one_of("approval", Gate, approval)
         if self.send_window >= self.sender_lease:
             raise ConfigurationError(
@@ -90,6 +91,17 @@ def _one_of(field: str, kind: type["Choice"], value: object) -> "Choice":
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def _one_currency(budget: Budget | None) -> str | None:
+    currencies = sorted({limit.currency for _, limit in budget.limits()}) if budget else []
+    if len(currencies) > 1:
+        raise ConfigurationError(
+            f"The budget mixes {' and '.join(currencies)}; amounts of different currencies are never compared. "
+            "Give every limit in the currency in which the provider charges.",
+            field="budget",
+        )
+    return currencies[0] if currencies else None
 
 
 def _positive(field: str, value: object) -> timedelta:

@@ -106,6 +106,11 @@ class Submission:
         return self.settles_in <= timedelta(0)
 
 
+def keys_of(submissions: Sequence[Submission]) -> Sequence[IdempotencyKey]:
+    """Return every key under which a call may have been sent, the newest first."""
+    return list(dict.fromkeys(row.idempotency_key for row in reversed(submissions)))
+
+
 class Step(StrEnum):
     """What the current submission of a call asks of whoever finds it."""
 

@@ -1,8 +1,7 @@
 """The guard: one paid call of a claimed task, sent at most once, replayed afterwards (R11-R17)."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, TypeVar, assert_never
 from uuid import UUID, uuid4
@@ -17,11 +16,12 @@ from dagster_idempotent.domain.submission import (
     SubmissionState,
     current_of,
     idempotency_key,
+    keys_of,
     next_key_no,
     next_step,
 )
 from dagster_idempotent.domain.task import HeldFor
-from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, answer_row, reconcile_call
+from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
 from dagster_idempotent.engine.work import Work, get_task, lease_lost
 from dagster_idempotent.errors import (
     BudgetExceeded,
@@ -44,6 +44,8 @@ from dagster_idempotent.store.submissions import Call, CallState, Intent, Record
 Request = TypeVar("Request")
 Value = TypeVar("Value")
 logger = logging.getLogger(__name__)
+# Seconds until a request may go again under the same key, after a resend that stayed in doubt too.
+RESEND_PAUSE = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +82,7 @@ class Guard(Generic[Request, Value]):
         call = Call(pipeline=self._work.lease.pipeline, task_id=self._work.lease.task_id, call_key=call_key)
         sent_here = False
         while True:
-            # The window starts before the intent is first issued; a lost COMMIT reply never restarts it.
             state = self._read(call)
-            window = SendWindow(state.send_window)
             current = current_of(state.submissions)
             match next_step(state.submissions, print_, call=call_key):
                 case Step.REPLAY:
@@ -100,9 +100,12 @@ class Guard(Generic[Request, Value]):
                 case Step.RESUME:
                     self._resume(call, state, _known(current))
                 case Step.RECONCILE:
-                    sent_here = self._reconcile(call, state, _known(current), request, window) or sent_here
+                    resend = not sent_here  # one send a call of this method; a later one is a later attempt
+                    sent_here = self._reconcile(call, state, _known(current), request, resend=resend) or sent_here
                 case Step.SEND:
                     self._work.check_lease()
+                    # Before the intent is first issued; a lost COMMIT reply never restarts it.
+                    window = SendWindow(state.send_window)
                     intent = self._intent(state, print_, call_key, reserve)
                     if self._intend(call, state, intent):
                         self._send(call, intent.submission, intent.sender, request, intent.idempotency_key, window, state)
@@ -112,8 +115,8 @@ class Guard(Generic[Request, Value]):
 
     def _reserve(self, request: Request) -> Money | None:
         reserve = self._provider.estimate(request)
-        budget = self._work.pipeline.budget
-        if budget is None:
+        currency = self._work.pipeline.currency
+        if currency is None:
             return reserve
         if reserve is None:
             raise ConfigurationError(
@@ -121,9 +124,9 @@ class Guard(Generic[Request, Value]):
                 "what this request may cost at most. Nothing was sent. Give the provider an upper bound.",
                 field="upper_bound",
             )
-        if reserve.currency != budget.currency:
+        if reserve.currency != currency:
             raise ConfigurationError(
-                f"The budget of pipeline {self._work.pipeline.name!r} is in {budget.currency}, the request is priced in "
+                f"The budget of pipeline {self._work.pipeline.name!r} is in {currency}, the request is priced in "
                 f"{reserve.currency}. Amounts of different currencies are never compared; nothing was sent.",
                 field="budget",
             )
@@ -195,11 +198,9 @@ class Guard(Generic[Request, Value]):
     ) -> None:
         """Send once and write the outcome; returns only where an answer is stored."""
         logger.info("guard.sending", extra={"task": call.task_id, "call": call.call_key, "submission": submission})
-        with (
-            self._work.heartbeat.renewing(sender, state.sender_lease),
-            _OutcomeOfCrash(self, call, submission, sender, window),
-        ):
-            outcome = self._provider.submit(request, key=key, window=window)
+        with self._work.heartbeat.renewing(sender, state.sender_lease):
+            with _OutcomeOfCrash(self, call, submission, sender, window):
+                outcome = self._provider.submit(request, key=key, window=window)
             self._record(call, submission, sender, outcome)
         match outcome:
             case Succeeded() | InDoubt():
@@ -253,26 +254,27 @@ class Guard(Generic[Request, Value]):
                 assert_never(outcome)
 
     def _reconcile(
-        self, call: Call, state: CallState, current: Submission, request: Request, window: SendWindow
+        self, call: Call, state: CallState, current: Submission, request: Request, *, resend: bool
     ) -> bool:
         """Settle a call in doubt by the provider's word, or stop. True where the same request was sent again."""
-        if current.provider == self._provider.name:
+        if current.provider != self._provider.name:
+            result = Reconciled(settled=False, reason=f"the call was made with provider {current.provider!r}")
+        else:
             result = reconcile_call(self._database, call, self._provider)
             if result.settled:
                 return False
-            if self._provider.key_window is not None and self._resend(call, state, current, request, window):
-                return True
-        else:
-            result = None
-        reason = current.error or "its outcome is unknown"
-        why = f"the call was made with provider {current.provider!r}" if result is None else result.reason
-        retry_after = None if result is None else result.retry_after
+            if self._provider.key_window is not None:
+                if resend and self._resend(call, state, current, request):
+                    return True
+                if not resend:
+                    result = replace(result, retry_after=RESEND_PAUSE)
         text = (
             f"Call {call.call_key!r} of task {call.task_id} (submission {current.submission}, key "
-            f"{current.idempotency_key}) is in doubt: {reason}. It may have been accepted and charged; {why}. It is "
-            "never sent again by itself: the provider's own answer settles it, or a named operator with evidence."
+            f"{current.idempotency_key}) is in doubt: {current.error or 'its outcome is unknown'}. It may have been "
+            f"accepted and charged; {result.reason}. It is never sent as a new request by itself: the provider's own "
+            "answer settles it, or a named operator with evidence."
         )
-        if retry_after is None:
+        if result.retry_after is None:
             self._work.hold(HeldFor.IN_DOUBT, text)
         raise CallInDoubt(
             text,
@@ -280,15 +282,14 @@ class Guard(Generic[Request, Value]):
             call_key=call.call_key,
             submission=current.submission,
             idempotency_key=current.idempotency_key,
-            retry_after=retry_after,
+            retry_after=result.retry_after,
         )
 
-    def _resend(
-        self, call: Call, state: CallState, seen: Submission, request: Request, window: SendWindow
-    ) -> bool:
+    def _resend(self, call: Call, state: CallState, seen: Submission, request: Request) -> bool:
         """Send the same bytes under the same key, where the provider documents that this is one request."""
         sender, lease = uuid4(), self._work.lease
         self._work.check_lease()
+        window = SendWindow(state.send_window)
         claimed = self._database.run(lambda c: submissions.claim_resend(c, call, lease, seen, sender=sender))
         if not claimed:
             # The reply to our own claim may have been lost: then the row carries our sender.
@@ -300,8 +301,7 @@ class Guard(Generic[Request, Value]):
 
     def _resume(self, call: Call, state: CallState, current: Submission) -> None:
         """Fetch the answer of a request that the provider accepted; it is never submitted again (R13)."""
-        keys = list(dict.fromkeys(row.idempotency_key for row in reversed(state.submissions)))
-        finding = self._provider.find(keys)
+        finding = self._provider.find(keys_of(state.submissions))
         if isinstance(finding, Succeeded):
             row = answer_row(finding, SettledBy.POLL)
             self._database.run(
@@ -392,7 +392,3 @@ def _abandoned(call: Call, row: Submission) -> CallAbandoned:
         submission=row.submission,
     )
 
-
-def unique_keys(rows: Sequence[Submission]) -> Sequence[str]:
-    """Return every key under which a call may have been sent, the newest first."""
-    return list(dict.fromkeys(row.idempotency_key for row in reversed(rows)))

@@ -16,6 +16,7 @@ from dagster_idempotent.domain.submission import (
     Submission,
     SubmissionState,
     current_of,
+    keys_of,
 )
 from dagster_idempotent.errors import CredentialMissing
 from dagster_idempotent.providers.outcome import Finding, LookUpFailed, NotFound, Rejected, Succeeded, Unfinished
@@ -73,9 +74,8 @@ def reconcile_call(database: Database, call: Call, provider: AnyProvider) -> Rec
     if provider.lookup is not LookUp.EXACT:
         kind = "has no look-up" if provider.lookup is LookUp.NONE else "has only a fuzzy look-up, which never decides alone"
         return Reconciled(settled=False, reason=f"provider {provider.name!r} {kind}")
-    keys = list(dict.fromkeys(row.idempotency_key for row in reversed(state.submissions)))
     try:
-        finding: Finding = provider.find(keys)
+        finding: Finding = provider.find(keys_of(state.submissions))
     except CredentialMissing as error:
         finding = LookUpFailed(reason=error.message)
     logger.info("reconciliation.looked_up", extra={"call": call.call_key, "finding": type(finding).__name__})

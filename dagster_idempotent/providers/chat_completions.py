@@ -8,10 +8,9 @@ from datetime import timedelta
 from typing import cast
 from urllib.parse import urlencode
 
-from dagster_idempotent.domain.canonical import canonical_json
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
-from dagster_idempotent.errors import ConfigurationError, CredentialMissing
+from dagster_idempotent.errors import ConfigurationError, CredentialMissing, InvalidPayload
 from dagster_idempotent.providers.outcome import (
     Answer,
     Finding,
@@ -93,6 +92,7 @@ class ChatCompletionsProvider:
         """Return the JSON body; streaming is refused, since a cut stream looks like a short answer."""
         if request.get("stream"):
             raise ConfigurationError("The request sets `stream`; leave it out: answers are stored whole.", field="stream")
+        _encoded(request)  # refuses what JSON cannot carry before anything is recorded
         return request
 
     def estimate(self, request: ChatRequest) -> Money | None:  # noqa: ARG002 - part of the protocol
@@ -113,7 +113,7 @@ class ChatCompletionsProvider:
             "POST",
             f"{self._base_url}/chat/completions",
             headers=headers,
-            body=canonical_json(request),
+            body=_encoded(request),
             window=window,
             read_timeout=self._read_timeout,
         )
@@ -192,6 +192,18 @@ class ChatCompletionsProvider:
             return Unfinished(remote_ref=reference)
         outcome = self._succeeded(json.dumps(raw).encode(), cast("Mapping[str, object]", raw), {"looked_up": True})
         return outcome if isinstance(outcome, Succeeded) else Unfinished(remote_ref=reference)
+
+
+def _encoded(request: ChatRequest) -> bytes:
+    """Return the body: the same bytes for the same request, whatever the order of its keys."""
+    try:
+        return json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayload(
+            f"The request cannot be written as JSON: {error}. Use strings, numbers, booleans, lists and objects; "
+            "nothing was sent.",
+            field="",
+        ) from error
 
 
 def _object(body: bytes) -> Mapping[str, object] | None:

@@ -70,14 +70,8 @@ def _identity(identity: Identity) -> dict[str, object]:
 
 
 def _settings(pipeline: Pipeline[Output]) -> dict[str, object]:
-    budget = pipeline.budget
-    limits = {
-        "task_limit": budget and budget.per_task,
-        "period_limit": budget and budget.per_period,
-        "pipeline_limit": budget and budget.per_pipeline,
-    }
-    amounts = {name: str(limit.amount) if limit else None for name, limit in limits.items()}
-    currency = next((limit.currency for limit in limits.values() if limit), None)
+    limits = dict(pipeline.budget.limits()) if pipeline.budget else {}
+    amounts = {f"{scope}_limit": str(limit.amount) for scope, limit in limits.items()}
     return {
         "pipeline": pipeline.name,
         "period_kind": str(pipeline.period),
@@ -89,7 +83,7 @@ def _settings(pipeline: Pipeline[Output]) -> dict[str, object]:
         "backoff_base": _interval(pipeline.backoff.base),
         "backoff_cap": _interval(pipeline.backoff.cap),
         "gate": str(pipeline.gate),
-        "currency": currency,
+        "currency": pipeline.currency,
         **amounts,
     }
 

@@ -1,0 +1,166 @@
+"""The three stages: collect stores the raw artifact, transform proposes, persist commits (R21-R25)."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dagster_idempotent.domain.period import TaskId
+from dagster_idempotent.domain.task import Artifact, Task, TaskStatus
+from dagster_idempotent.engine.allocator import get_task
+from dagster_idempotent.engine.work import AnyPipeline, Work, lease_lost
+from dagster_idempotent.errors import CandidateInvalid, ConfigurationError, PayloadPruned, TaskNotFound
+from dagster_idempotent.store import artifacts, leases
+from dagster_idempotent.store.database import Database
+
+RAW = "raw"
+# Larger bodies belong in an object store; one row of a table is a poor place for them.
+MAX_ARTIFACT = 32 * 1024 * 1024
+logger = logging.getLogger(__name__)
+Collected = bytes | str | list[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persisted:
+    """The accepted output of a task; `accepted_now` is False where it was there already."""
+
+    task: Task
+    output: BaseModel
+    accepted_now: bool
+
+
+def collect(work: Work, function: Callable[[], Collected]) -> tuple[Artifact, bool]:
+    """Return the task's raw artifact and whether it was collected now; a stored one is never collected again."""
+    pipeline, task_id = work.lease.pipeline, work.lease.task_id
+    stored = work.database.run(lambda c: artifacts.get(c, pipeline, task_id, RAW))
+    if stored is not None:
+        return stored, False
+    body, media_type = _encoded(function())
+    first = work.database.run(
+        lambda c: artifacts.store(c, pipeline, task_id, name=RAW, body=body, media_type=media_type)
+    )
+    return get_raw(work.database, pipeline, task_id), first
+
+
+def get_raw(database: Database, pipeline: str, task_id: TaskId) -> Artifact:
+    """Read the raw artifact by task, whichever run stored it."""
+    stored = database.run(lambda c: artifacts.get(c, pipeline, task_id, RAW))
+    if stored is None:
+        raise TaskNotFound(
+            f"Task {task_id} of pipeline {pipeline!r} has no raw artifact yet: its collect op has not succeeded. "
+            "Run collect first; nothing was sent.",
+            pipeline=pipeline,
+            task_id=task_id,
+        )
+    return stored
+
+
+def persist(
+    work: Work, candidate: object, *, dagster_run_id: str, channels: Mapping[str, bool] | None = None
+) -> Persisted:
+    """Validate a candidate and commit it with its outbox rows; a completed task returns what it has.
+
+    `channels` maps channel names to whether they deduplicate. Raises CandidateInvalid (the task is not completed) or
+    LeaseLost (nothing was written).
+    """
+    output = validated(work.pipeline, candidate)
+    text = output.model_dump_json()
+    done = work.database.run(
+        lambda c: leases.complete(
+            c,
+            work.lease,
+            output=text,
+            sha256=sha256(text.encode()).hexdigest(),
+            completed_by=dagster_run_id,
+            channels=channels or {},
+        )
+    )
+    if done is not None:
+        return Persisted(task=done, output=output, accepted_now=True)
+    # No row: the lease is lost, or it was committed and the reply was lost. The record says which.
+    task = get_task(work.database, work.lease.pipeline, work.lease.task_id)
+    if task.status is not TaskStatus.COMPLETED:
+        raise lease_lost(work.database, work.lease)
+    if task.output != text:
+        logger.warning("persist.other_output_kept", extra={"task": task.task_id, "accepted": task.output_sha256})
+    return Persisted(task=task, output=stored_output(work.pipeline, task), accepted_now=False)
+
+
+def stored_output(pipeline: AnyPipeline, task: Task) -> BaseModel:
+    """Return the accepted output of a completed task as the pipeline's model."""
+    if task.output is None:
+        raise PayloadPruned(
+            f"The output of task {task.task_id} was pruned; its hash {task.output_sha256} is kept.",
+            task_id=task.task_id,
+        )
+    try:
+        return pipeline.output.model_validate_json(task.output)
+    except ValidationError as error:
+        raise ConfigurationError(
+            f"The accepted output of task {task.task_id} does not fit {pipeline.output.__name__} as it is now: "
+            f"{_problems(error)}. An accepted output never changes: keep the model able to read it, for example by "
+            "giving new fields a default.",
+            field="output",
+        ) from error
+
+
+def validated(pipeline: AnyPipeline, candidate: object) -> BaseModel:
+    """Return the candidate as the pipeline's output model; raises CandidateInvalid naming what is wrong."""
+    model = pipeline.output
+    if candidate in (None, "", b"", [], {}):
+        raise CandidateInvalid(
+            f"The candidate is empty ({candidate!r}), expected a {model.__name__}. The task is not completed; paid "
+            "answers stay stored. Return the values that the model needs.",
+            problems=[],
+        )
+    try:
+        if isinstance(candidate, BaseModel):
+            # Through JSON, as it will be read again: what cannot make the journey is refused now, not at a replay.
+            return model.model_validate_json(candidate.model_dump_json())
+        if isinstance(candidate, str | bytes):
+            return model.model_validate_json(candidate)
+        return model.model_validate_json(model.model_validate(candidate).model_dump_json())
+    except ValidationError as error:
+        raise CandidateInvalid(
+            f"The candidate does not fit {model.__name__}: {_problems(error)}. The task is not completed; paid answers "
+            "stay stored, and another try is another call key.",
+            problems=error.errors(include_url=False, include_input=False, include_context=False),
+        ) from error
+
+
+def _problems(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_input=False)
+    return "; ".join(f"{'/'.join(str(part) for part in each['loc']) or 'the whole'}: {each['msg']}" for each in found[:5])
+
+
+def _encoded(collected: object) -> tuple[bytes, str]:
+    match collected:
+        case bytes():
+            body, media_type = collected, "application/octet-stream"
+        case str():
+            body, media_type = collected.encode("utf-8"), "text/plain; charset=utf-8"
+        case dict() | list():
+            try:
+                text = json.dumps(collected, ensure_ascii=False, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"collect returned a value that JSON cannot carry: {error}. Return bytes, text, or plain lists "
+                    "and objects.",
+                    field="collect",
+                ) from error
+            body, media_type = text.encode("utf-8"), "application/json"
+        case _:
+            raise ConfigurationError(
+                f"collect returned {type(collected).__name__}, expected bytes, str, a list or a dict.", field="collect"
+            )
+    if len(body) > MAX_ARTIFACT:
+        raise ConfigurationError(
+            f"collect returned {len(body):,} bytes; the ledger's table keeps at most {MAX_ARTIFACT:,}. Store the bytes "
+            "where they belong and return a document that names and hashes them.",
+            field="collect",
+        )
+    return body, media_type
