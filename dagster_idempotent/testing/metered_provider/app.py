@@ -257,7 +257,9 @@ def _json_object(body: bytes) -> Mapping[str, object] | None:
 
 def _client_reference(headers: Headers, payload: Mapping[str, object]) -> str | None:
     metadata = payload.get("metadata")
-    in_body = cast("Mapping[str, object]", metadata) if isinstance(metadata, dict) else {}
+    in_body: Mapping[str, object] = {}
+    if isinstance(metadata, dict):
+        in_body = cast("Mapping[str, object]", metadata)
     reference = (
         headers.get("idempotency-key")
         or headers.get("x-client-request-id")

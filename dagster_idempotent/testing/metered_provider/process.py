@@ -1,6 +1,7 @@
 """The handle of a metered provider in a process of its own."""
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -119,12 +120,12 @@ class MeteredProvider(ProviderControl):
         deadline = time.monotonic() + _START_SECONDS
         while output is not None and not line.endswith(b"\n"):
             ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
-            read = cast("bytes", output.read1()) if ready else b""  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - a BufferedReader
+            read = os.read(output.fileno(), 4096) if ready else b""
             if not read:
                 self.kill()
                 log = (self.folder / "provider.log").read_text(errors="replace")
                 raise MeteredProviderError(
-                    f"no address of the metered provider within {_START_SECONDS} s; its log ends: {log[-2000:]}",
+                    f"no address of the provider within {_START_SECONDS} s; its log ends: {log[-2000:]}",
                     log=log,
                 )
             line += read
