@@ -22,15 +22,15 @@ _EPILOG = f"""\
 examples:
   python -m dagster_idempotent.embedded start           start it, or find it running; print its facts
   psql "$(python -m dagster_idempotent.embedded url)"   look inside (starts it if need be)
-  python -m dagster_idempotent.embedded status --json   for scripts; exit code {_NOT_RUNNING} when it does not run
+  python -m dagster_idempotent.embedded status --json   exit code {_NOT_RUNNING} when it does not run
   python -m dagster_idempotent.embedded stop            stop it; its data stays
 
 In dagster.yaml, for the same database:
   storage: {{postgres: {{postgres_url: "$(python -m dagster_idempotent.embedded url --sqlalchemy)"}}}}
 
-The server outlives the command that started it and stops by itself after {IDLE_SECONDS / 60:.0f} minutes without a
-client, or when its folder is removed. `url` prefers ${embedded.URL_VARIABLE} if that is set; then
-nothing is started.
+The server outlives the command that started it. It stops by itself after {IDLE_SECONDS / 60:.0f} minutes
+without a client, or when its folder is removed. If ${embedded.URL_VARIABLE} is set,
+`url` prints that and starts nothing.
 """
 
 
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--folder",
         type=Path,
-        help="where it keeps data, log and locks (default: $DAGSTER_HOME/postgres, else your own data folder)",
+        help="where it keeps data, log and locks (default: $DAGSTER_HOME/postgres, else your data folder)",
     )
     as_json = argparse.ArgumentParser(add_help=False)
     as_json.add_argument("--json", action="store_true", help="print one JSON object")

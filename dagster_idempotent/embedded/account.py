@@ -1,4 +1,4 @@
-"""Who runs the server: PostgreSQL refuses root, so that root needs an unprivileged account and places it can reach."""
+"""Who runs the server: PostgreSQL refuses root, so root needs another account and places it can reach."""
 
 import os
 import pwd
@@ -26,12 +26,6 @@ class Account:
     def is_other(self) -> bool:
         """Say whether processes have to switch to this account."""
         return self.uid != os.geteuid()
-
-    def switch(self) -> dict[str, object]:
-        """Return the keyword arguments that make `subprocess` run a program as this account."""
-        if not self.is_other():
-            return {}
-        return {"user": self.uid, "group": self.gid, "extra_groups": ()}
 
     def own(self, path: Path) -> None:
         """Give `path` to this account."""
@@ -65,14 +59,14 @@ def account_for(*folders: Path) -> Account:
             continue
         return Account(uid=entry.pw_uid, gid=entry.pw_gid)
     raise EmbeddedPostgresError(
-        "Found this process running as root and neither a user `postgres` nor a user `nobody`; PostgreSQL refuses "
-        "to run as root. Run as an ordinary user, or create one of these users.",
+        "Found this process running as root and neither a user `postgres` nor a user `nobody`; "
+        "PostgreSQL refuses to run as root. Run as an ordinary user, or create one of these users.",
         expected=_NAMES,
     )
 
 
 def root_home(account: Account) -> Path:
-    """Return a folder of root's that `account` can reach, for data and binaries that cannot stay where asked."""
+    """Return a folder of root's that `account` can reach, for what cannot stay where it is."""
     for home in _HOMES:
         try:
             home.mkdir(mode=0o755)
@@ -86,8 +80,8 @@ def root_home(account: Account) -> Path:
         if private and account.reaches(home):
             return home
     raise EmbeddedPostgresError(
-        f"Found none of {', '.join(map(str, _HOMES))} usable for the server of root; expected to create one, owned "
-        "by root and open for others to enter. Make one of them so, or name a folder that other users may enter.",
+        f"Found none of {', '.join(map(str, _HOMES))} usable for the server of root; expected one that "
+        "root owns and others may enter. Make one of them so, or name a folder that other users may enter.",
         expected=_HOMES,
     )
 
@@ -107,7 +101,7 @@ def require_private(folder: Path, account: Account) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != account.uid or found.st_mode & 0o077:
         raise EmbeddedPostgresError(
-            f"Found {folder} owned by user {found.st_uid} with mode {stat.filemode(found.st_mode)}; expected a folder "
-            f"that only user {account.uid} may enter (drwx------). Remove it, or ask its owner to.",
+            f"Found {folder} owned by user {found.st_uid} with mode {stat.filemode(found.st_mode)}; "
+            f"expected one that only user {account.uid} may enter (drwx------). Remove it.",
             path=folder,
         )

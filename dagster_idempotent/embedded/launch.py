@@ -1,7 +1,6 @@
 """The first start: `initdb` into a temporary folder, then a server whose watchdog is nobody's child."""
 
 import os
-import re
 import secrets
 import select
 import shutil
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dagster_idempotent.embedded import watchdog
+from dagster_idempotent.embedded import locks, watchdog
 from dagster_idempotent.embedded.binaries import BARE_ENVIRONMENT, Binaries
 from dagster_idempotent.embedded.place import Place
 from dagster_idempotent.embedded.urls import DATABASE, PORT, SUPERUSER
@@ -34,7 +33,7 @@ class Options:
 
 
 def make_data(place: Place, binaries: Binaries, options: Options, *, start_fd: int) -> Path:
-    """Return the data folder, made now if there is none; a kill leaves a draft that the next start removes."""
+    """Return the data folder, made now if there is none; what a kill leaves, the next start removes."""
     data = place.data(binaries.major)
     # An `initdb` whose parent was killed inherited the start lock: nobody is writing to these now.
     for draft in place.location.glob("initdb-*"):
@@ -68,6 +67,7 @@ def make_data(place: Place, binaries: Binaries, options: Options, *, start_fd: i
 
 
 def _run(command: list[str], place: Place, log: int, start_fd: int) -> int:
+    switch = place.account.is_other()
     try:
         return subprocess.run(  # noqa: S603 - initdb of the chosen binaries
             command,
@@ -79,7 +79,9 @@ def _run(command: list[str], place: Place, log: int, start_fd: int) -> int:
             cwd="/",
             umask=0o077,
             pass_fds=(start_fd,),
-            **place.account.switch(),
+            user=place.account.uid if switch else None,
+            group=place.account.gid if switch else None,
+            extra_groups=() if switch else None,
         ).returncode
     except OSError as error:
         raise failure(place, f"Found that {command[0]} cannot be run: {error}.") from error
@@ -90,8 +92,12 @@ def clear_leftovers(place: Place, data: Path) -> None:
 
     PostgreSQL believes a pid file whose pid exists, be it another program's by now, or a zombie.
     """
+    _clear_pid(data)
     for left in place.sockets.iterdir():
         left.unlink()
+
+
+def _clear_pid(data: Path) -> None:
     pid_file = data / "postmaster.pid"
     if not pid_file.exists():
         return
@@ -118,7 +124,7 @@ def clear_leftovers(place: Place, data: Path) -> None:
 def _works_in(pid: int, data: Path) -> bool:
     if Path("/proc/self/cwd").exists():
         try:
-            return Path(f"/proc/{pid}/cwd").readlink() == data
+            return Path(f"/proc/{pid}/cwd").readlink() == data.resolve()
         except OSError:
             return False  # gone, a zombie, or of another user: the folder is the account's alone
     listing = subprocess.run(  # noqa: S603
@@ -128,9 +134,9 @@ def _works_in(pid: int, data: Path) -> bool:
 
 
 def launch(
-    place: Place, binaries: Binaries, data: Path, options: Options, *, locks: tuple[int, int, int]
+    place: Place, binaries: Binaries, data: Path, options: Options, *, held: tuple[int, int, int]
 ) -> None:
-    """Start the server and its watchdog, and wait until it has answered; `locks`: start, watch, server."""
+    """Start the server and its watchdog, and wait until it has answered; `held`: start, watch, server."""
     settings = {
         "listen_addresses": "",
         "port": str(PORT),
@@ -148,14 +154,14 @@ def launch(
     command = [str(binaries.folder / "postgres"), "-D", str(data)]
     for name, value in settings.items():
         command += ["-c", f"{name}={value}"]
-    watch(place, data, options, command=command, locks=locks)
+    watch(place, data, options, command=command, held=held)
 
 
 def watch(
-    place: Place, data: Path, options: Options, *, command: list[str], locks: tuple[int, int, int]
+    place: Place, data: Path, options: Options, *, command: list[str], held: tuple[int, int, int]
 ) -> None:
-    """Run a watchdog with these locks and wait for its first word."""
-    start_fd, watch_fd, server_fd = locks
+    """Run a watchdog with the locks `held` and wait for its first word."""
+    start_fd, watch_fd, server_fd = held
     readable, writable = os.pipe()
     switch = place.account.is_other()
     orders = watchdog.Orders(
@@ -183,7 +189,7 @@ def watch(
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                pass_fds=(writable, *(lock for lock in locks if lock >= 0)),
+                pass_fds=(writable, *(lock for lock in held if lock >= 0)),
             )
     except (OSError, subprocess.SubprocessError) as error:
         os.close(readable)
@@ -208,8 +214,7 @@ def open_log(place: Place) -> IO[bytes]:
     """Open the log for appending; a long one is put aside first."""
     if place.log.exists() and place.log.stat().st_size > _LOG_BYTES:
         place.log.replace(place.log.with_suffix(".log.1"))
-    descriptor = os.open(place.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    return os.fdopen(descriptor, "ab")
+    return os.fdopen(locks.open_private(place.log, os.O_WRONLY | os.O_APPEND), "ab")
 
 
 def _sync(folder: Path) -> None:

