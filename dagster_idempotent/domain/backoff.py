@@ -37,14 +37,12 @@ class Backoff:
             )
         if not 1 <= self.factor < math.inf:
             raise ConfigurationError(
-                f"factor is {self.factor}. Expected a number from 1: waits never get shorter. "
-                "Use 2 to double them.",
+                f"factor is {self.factor}. Expected a number from 1: waits never get shorter. Use 2 to double them.",
                 field="factor",
             )
         if not 0 <= self.jitter <= 1:
             raise ConfigurationError(
-                f"jitter is {self.jitter}. Expected a share from 0 to 1. "
-                "Use 0.5 for waits of half to full length.",
+                f"jitter is {self.jitter}. Expected a share from 0 to 1. Use 0.5 for waits of half to full length.",
                 field="jitter",
             )
 

@@ -106,9 +106,7 @@ class _Writer:
         named: dict[str, object] = {}
         for key, item in value.items():
             if not isinstance(key, str):
-                self.refuse(
-                    f"the key {key!r:.80}, a {type(key).__name__}, in the object", "Make its keys str"
-                )
+                self.refuse(f"the key {key!r:.80}, a {type(key).__name__}, in the object", "Make its keys str")
             named[str.__str__(key)] = item
         children: dict[str, Node] = {}
         digest = hashlib.sha256(b"{")

@@ -125,7 +125,6 @@ def _name(text: object, name: str) -> bytes:
     if isinstance(text, str) and text and text.isprintable():
         return text.encode()
     raise InvalidPayload(
-        f"{name} is {ascii(text)[:200]}. Expected a printable text, such as 'openai'. "
-        f"Name the {name} by a constant.",
+        f"{name} is {ascii(text)[:200]}. Expected a printable text, such as 'openai'. Name the {name} by a constant.",
         field=name,
     )

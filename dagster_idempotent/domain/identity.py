@@ -154,9 +154,7 @@ def _checked_text(value: object, field: str) -> str:
             raise _refused(field, value, f"visible characters, but there is {found}", "Remove it")
         if character.isspace() and character != " ":
             found = f"U+{ord(character):04X}"
-            raise _refused(
-                field, value, f"no whitespace but plain spaces, but there is {found}", "Replace it"
-            )
+            raise _refused(field, value, f"no whitespace but plain spaces, but there is {found}", "Replace it")
     return text
 
 

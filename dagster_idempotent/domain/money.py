@@ -14,9 +14,7 @@ MAX_FRACTION_DIGITS = 12
 _CURRENCY = re.compile(r"[A-Z]{3,8}|[a-z][a-z0-9_]{0,31}")
 _TEXT = re.compile(r"(?P<amount>-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?) (?P<currency>[A-Za-z0-9_]{1,40})")
 # Decimal's own default context rounds to 28 digits without a word.
-_EXACT = Context(
-    prec=2 * (MAX_INTEGER_DIGITS + MAX_FRACTION_DIGITS), traps=[Inexact, InvalidOperation, Overflow]
-)
+_EXACT = Context(prec=2 * (MAX_INTEGER_DIGITS + MAX_FRACTION_DIGITS), traps=[Inexact, InvalidOperation, Overflow])
 _LIMIT = Decimal(10) ** MAX_INTEGER_DIGITS
 
 
@@ -160,9 +158,7 @@ def _exact(amount: object) -> Decimal:
             field="amount",
         )
     if not amount.is_finite():
-        raise ConfigurationError(
-            f"amount is {amount}. Expected a number. Settle with what is known.", field="amount"
-        )
+        raise ConfigurationError(f"amount is {amount}. Expected a number. Settle with what is known.", field="amount")
     try:
         # Digits as they were written, 2.00 stays 2.00, as far as a column can hold them.
         places = min(max(-int(amount.as_tuple().exponent), 0), MAX_FRACTION_DIGITS)

@@ -13,7 +13,7 @@ from dagster_idempotent.domain.money import Budget
 from dagster_idempotent.domain.period import PeriodKind, zone
 from dagster_idempotent.errors import ConfigurationError
 
-Output = TypeVar("Output", bound=BaseModel)
+Output = TypeVar("Output", bound=BaseModel, covariant=True)  # noqa: PLC0105 - read by users as Pipeline[Output]
 
 
 class Gate(StrEnum):
@@ -32,7 +32,7 @@ class Pipeline(Generic[Output]):
     may still put out bytes (shorter than `sender_lease`). Raises ConfigurationError naming the setting.
     """
 
-    def __init__(  # noqa: PLR0913 - a declaration lists its settings
+    def __init__(
         self,
         name: str,
         *,
@@ -48,7 +48,7 @@ class Pipeline(Generic[Output]):
         send_window: str | timedelta = "10s",
     ) -> None:
         self.name = validate_pipeline_name(name)
-        self.output = _output_model(output)
+        self.output: type[Output] = _output_model(output)
         self.period = _one_of("period", PeriodKind, period)
         self.timezone: ZoneInfo = zone(timezone)
         self.timezone_name = timezone
@@ -72,14 +72,18 @@ class Pipeline(Generic[Output]):
         return f"Pipeline({self.name!r})"
 
 
-def _output_model(output: object) -> type[Output]:
-    if isinstance(output, type) and issubclass(output, BaseModel):
-        return output  # pyright: ignore[reportReturnType] - narrowed to BaseModel, the bound of Output
+def _output_model(output: type[Output]) -> type[Output]:
+    if _is_model(output):  # a caller without a type checker may give anything
+        return output
     raise ConfigurationError(
         f"output is {output!r}, expected a pydantic model class: persist validates the candidate with it. "
         "Declare one, for example `class Digest(BaseModel): title: str`.",
         field="output",
     )
+
+
+def _is_model(given: object) -> bool:
+    return isinstance(given, type) and issubclass(given, BaseModel)
 
 
 def _one_of(field: str, kind: type["Choice"], value: object) -> "Choice":

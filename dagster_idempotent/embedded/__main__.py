@@ -76,9 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     as_json = argparse.ArgumentParser(add_help=False)
     as_json.add_argument("--json", action="store_true", help="print one JSON object")
     commands = parser.add_subparsers(dest="command", required=True, metavar="start|stop|status|url")
-    start = commands.add_parser(
-        "start", parents=[common, as_json], help="start it unless it runs, print its facts"
-    )
+    start = commands.add_parser("start", parents=[common, as_json], help="start it unless it runs, print its facts")
     start.add_argument(
         "--idle-minutes",
         type=float,

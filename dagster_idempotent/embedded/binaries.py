@@ -96,9 +96,7 @@ def _system_folders() -> Iterator[Path]:
     if pg_config := shutil.which("pg_config"):
         yield Path(_output([pg_config, "--bindir"]))
     versions = SYSTEM_ROOT.glob("*/bin")
-    yield from sorted(
-        versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.parent.name)], reverse=True
-    )
+    yield from sorted(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.parent.name)], reverse=True)
 
 
 def _major(folder: Path) -> int:
@@ -106,8 +104,7 @@ def _major(folder: Path) -> int:
     match = _VERSION.search(text)
     if match is None:
         raise EmbeddedPostgresError(
-            f"Found that `{folder / 'postgres'} --version` prints {text!r}; "
-            f"expected a PostgreSQL version. {_ADVICE}",
+            f"Found that `{folder / 'postgres'} --version` prints {text!r}; expected a PostgreSQL version. {_ADVICE}",
             path=folder,
         )
     return int(match[1])

@@ -133,9 +133,7 @@ def _works_in(pid: int, data: Path) -> bool:
     return str(data) in listing.stdout
 
 
-def launch(
-    place: Place, binaries: Binaries, data: Path, options: Options, *, held: tuple[int, int, int]
-) -> None:
+def launch(place: Place, binaries: Binaries, data: Path, options: Options, *, held: tuple[int, int, int]) -> None:
     """Start the server and its watchdog, and wait until it has answered; `held`: start, watch, server."""
     settings = {
         "listen_addresses": "",
@@ -157,9 +155,7 @@ def launch(
     watch(place, data, options, command=command, held=held)
 
 
-def watch(
-    place: Place, data: Path, options: Options, *, command: list[str], held: tuple[int, int, int]
-) -> None:
+def watch(place: Place, data: Path, options: Options, *, command: list[str], held: tuple[int, int, int]) -> None:
     """Run a watchdog with the locks `held` and wait for its first word."""
     start_fd, watch_fd, server_fd = held
     readable, writable = os.pipe()

@@ -61,9 +61,7 @@ def status(folder: Path | None = None) -> Server | None:
     return answer[0] if answer else None
 
 
-def start(
-    folder: Path | None = None, *, durable: bool = True, idle_timeout: float | None = IDLE_SECONDS
-) -> Server:
+def start(folder: Path | None = None, *, durable: bool = True, idle_timeout: float | None = IDLE_SECONDS) -> Server:
     """Return the folder's server, started now unless it runs; any number of processes may call this at once.
 
     It stops by itself after `idle_timeout` seconds without a client (None: never), or when the folder is
@@ -221,6 +219,4 @@ def _end(place: Place) -> None:
             if locks.is_free(place.server_lock):
                 return
             time.sleep(locks.PAUSE_SECONDS)
-    raise launch.failure(
-        place, f"Found the server of {place.folder} running after it was told to stop (pid {pid})."
-    )
+    raise launch.failure(place, f"Found the server of {place.folder} running after it was told to stop (pid {pid}).")

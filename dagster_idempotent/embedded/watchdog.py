@@ -118,9 +118,7 @@ class Watch:
                 if self.ended(seconds=0.02):
                     raise RuntimeError("PostgreSQL ended while it was starting") from error
                 if time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"PostgreSQL accepted no connection in {_START_SECONDS:.0f} s"
-                    ) from error
+                    raise RuntimeError(f"PostgreSQL accepted no connection in {_START_SECONDS:.0f} s") from error
             else:
                 break
         assert self.connection is not None  # noqa: S101 - connect sets it
@@ -176,9 +174,7 @@ class Watch:
 
 def postmaster_pid(connection: psycopg.Connection[tuple[int, int]]) -> int:
     """Return the postmaster's pid as the server itself reads it, so that it is never a stale one."""
-    row = connection.execute(
-        "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int, 0"
-    ).fetchone()
+    row = connection.execute("SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int, 0").fetchone()
     if row is None:
         raise psycopg.OperationalError("no row from pg_read_file")
     return row[0]

@@ -4,10 +4,11 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import psycopg
+from pydantic import BaseModel
 
 from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.period import PeriodId, TaskId, period_id_for
-from dagster_idempotent.domain.pipeline import Output, Pipeline
+from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import Task
 from dagster_idempotent.errors import IdentityConflict, PipelineConflict, TaskNotFound
 from dagster_idempotent.store import allocation
@@ -25,7 +26,7 @@ class Allocator:
         self._registered: set[object] = set()
         self._lock = threading.Lock()
 
-    def register(self, pipeline: Pipeline[Output]) -> None:
+    def register(self, pipeline: Pipeline[BaseModel]) -> None:
         """Write a pipeline's settings; raises PipelineConflict where a fixed one would change."""
         with self._lock:
             if pipeline in self._registered:
@@ -47,7 +48,7 @@ class Allocator:
             self._registered.add(pipeline)
 
     def allocate(
-        self, pipeline: Pipeline[Output], identity: Identity, *, launch: Mapping[str, object] | None = None
+        self, pipeline: Pipeline[BaseModel], identity: Identity, *, launch: Mapping[str, object] | None = None
     ) -> Task:
         """Return the task of `identity`, creating it the first time.
 

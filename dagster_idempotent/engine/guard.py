@@ -1,15 +1,14 @@
 """The guard: one paid call of a claimed task, sent at most once, replayed afterwards (R11-R17)."""
 
-import logging
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Generic, TypeVar, assert_never
-from uuid import UUID, uuid4
+from typing import Generic, TypeVar, assert_never
+from uuid import uuid4
 
 from dagster_idempotent.domain.fingerprint import Fingerprint, fingerprint
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import (
     CallKey,
+    IdempotencyKey,
     SettledBy,
     Step,
     Submission,
@@ -22,6 +21,7 @@ from dagster_idempotent.domain.submission import (
 )
 from dagster_idempotent.domain.task import HeldFor
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
+from dagster_idempotent.engine.sending import Sending
 from dagster_idempotent.engine.work import Work, get_task, lease_lost
 from dagster_idempotent.errors import (
     BudgetExceeded,
@@ -35,15 +35,14 @@ from dagster_idempotent.errors import (
     PipelineFrozen,
     TaskHeld,
 )
-from dagster_idempotent.providers.outcome import Answer, InDoubt, NotSent, Outcome, Rejected, Succeeded
+from dagster_idempotent.providers.outcome import Answer, InDoubt, NotSent, Rejected, Succeeded
 from dagster_idempotent.providers.protocol import Provider
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.store import submissions
-from dagster_idempotent.store.submissions import Call, CallState, Intent, Recorded
+from dagster_idempotent.store.submissions import Call, CallState, Intent
 
 Request = TypeVar("Request")
 Value = TypeVar("Value")
-logger = logging.getLogger(__name__)
 # Seconds until a request may go again under the same key, after a resend that stayed in doubt too.
 RESEND_PAUSE = 10.0
 
@@ -103,15 +102,7 @@ class Guard(Generic[Request, Value]):
                     resend = not sent_here  # one send a call of this method; a later one is a later attempt
                     sent_here = self._reconcile(call, state, _known(current), request, resend=resend) or sent_here
                 case Step.SEND:
-                    self._work.check_lease()
-                    # Before the intent is first issued; a lost COMMIT reply never restarts it.
-                    window = SendWindow(state.send_window)
-                    intent = self._intent(state, print_, call_key, reserve)
-                    if self._intend(call, state, intent):
-                        self._send(call, intent.submission, intent.sender, request, intent.idempotency_key, window, state)
-                        sent_here = True
-                case step:
-                    assert_never(step)
+                    sent_here = self._start(call, state, print_, request, reserve) or sent_here
 
     def _reserve(self, request: Request) -> Money | None:
         reserve = self._provider.estimate(request)
@@ -139,23 +130,35 @@ class Guard(Generic[Request, Value]):
             return self._read(call)
         return state
 
-    def _intent(self, state: CallState, print_: Fingerprint, call_key: CallKey, reserve: Money | None) -> Intent:
+    def _start(
+        self, call: Call, state: CallState, print_: Fingerprint, request: Request, reserve: Money | None
+    ) -> bool:
+        """Commit a new submission and send it; False where the call has changed since it was read."""
+        self._work.check_lease()
+        # Before the intent is first issued; a lost COMMIT reply never restarts it.
+        window = SendWindow(state.send_window)
         lease, provider = self._work.lease, self._provider
         key_no = next_key_no(state.submissions, print_)
-        return Intent(
-            submission=len(state.submissions) + 1,
-            sender=uuid4(),
+        identity = state.run_id or lease.task_id
+        key = idempotency_key(state.ledger_id, lease.pipeline, identity, call.call_key, key_no)
+        number = len(state.submissions) + 1
+        sending = self._sending(call, state, submission=number, key=key, window=window)
+        intent = Intent(
+            submission=number,
+            sender=sending.sender,
             provider=provider.name,
             fingerprint=print_,
-            idempotency_key=idempotency_key(
-                state.ledger_id, lease.pipeline, state.run_id or lease.task_id, call_key, key_no
-            ),
+            idempotency_key=key,
             key_no=key_no,
             lookup=provider.lookup,
             settle_delay=provider.settle_delay,
             key_window=provider.key_window,
             reserve=reserve,
         )
+        if not self._intend(call, state, intent):
+            return False
+        self._send(sending, request)
+        return True
 
     def _intend(self, call: Call, state: CallState, intent: Intent) -> bool:
         """Commit the intent; False where the call has changed since it was read."""
@@ -186,76 +189,44 @@ class Guard(Generic[Request, Value]):
             case _:
                 raise lease_lost(self._database, lease)
 
-    def _send(
-        self,
-        call: Call,
-        submission: int,
-        sender: UUID,
-        request: Request,
-        key: Any,  # noqa: ANN401 - an IdempotencyKey
-        window: SendWindow,
-        state: CallState,
-    ) -> None:
-        """Send once and write the outcome; returns only where an answer is stored."""
-        logger.info("guard.sending", extra={"task": call.task_id, "call": call.call_key, "submission": submission})
-        with self._work.heartbeat.renewing(sender, state.sender_lease):
-            with _OutcomeOfCrash(self, call, submission, sender, window):
-                outcome = self._provider.submit(request, key=key, window=window)
-            self._record(call, submission, sender, outcome)
+    def _send(self, sending: Sending, request: Request) -> None:
+        """Send once; returns only where the ledger has an answer or a doubt to read."""
+        outcome = sending.send(request)
+        call, facts = sending.call, {"task_id": sending.call.task_id, "call_key": sending.call.call_key}
         match outcome:
             case Succeeded() | InDoubt():
-                return  # stored, or in doubt: the loop reads what the ledger says now
+                return
             case Rejected():
                 raise CallRejected(
                     f"Provider {self._provider.name!r} refused call {call.call_key!r} of task {call.task_id}: "
                     f"{outcome.reason} It was not charged.",
-                    task_id=call.task_id,
-                    call_key=call.call_key,
-                    submission=submission,
+                    submission=sending.submission,
+                    **facts,
                 )
             case NotSent():
                 raise CallNotSent(
                     f"Call {call.call_key!r} of task {call.task_id} never left: {outcome.reason} It was not charged.",
-                    task_id=call.task_id,
-                    call_key=call.call_key,
-                    submission=submission,
+                    submission=sending.submission,
+                    **facts,
                 )
             case _:
                 assert_never(outcome)
 
-    def _record(self, call: Call, submission: int, sender: UUID, outcome: Outcome) -> None:
-        match outcome:
-            case Succeeded():
-                row = answer_row(outcome, SettledBy.SENDER)
-                recorded = self._database.run(
-                    lambda c: submissions.record_answer(c, call, submission, row), patience=OUTCOME_PATIENCE
-                )
-                if recorded is Recorded.AS_LATE:
-                    logger.error("guard.late_answer", extra={"task": call.task_id, "call": call.call_key})
-            case Rejected() | NotSent():
-                state = SubmissionState.REJECTED if isinstance(outcome, Rejected) else SubmissionState.NOT_SENT
-                written = self._database.run(
-                    lambda c: submissions.record_refusal(
-                        c, call, submission, state=state, error=outcome.reason, sender=sender, seen_sends=1
-                    ),
-                    patience=OUTCOME_PATIENCE,
-                )
-                if not written:
-                    # A refused resend says nothing about the first send: the row stays in doubt.
-                    logger.warning("guard.refusal_proves_nothing", extra={"call": call.call_key})
-            case InDoubt():
-                self._database.run(
-                    lambda c: submissions.record_doubt(
-                        c, call, submission, sender=sender, error=outcome.reason, remote_ref=outcome.remote_ref
-                    ),
-                    patience=OUTCOME_PATIENCE,
-                )
-            case _:
-                assert_never(outcome)
+    def _sending(
+        self, call: Call, state: CallState, *, submission: int, key: IdempotencyKey, window: SendWindow
+    ) -> Sending:
+        return Sending(
+            work=self._work,
+            provider=self._provider,
+            call=call,
+            state=state,
+            submission=submission,
+            sender=uuid4(),
+            key=key,
+            window=window,
+        )
 
-    def _reconcile(
-        self, call: Call, state: CallState, current: Submission, request: Request, *, resend: bool
-    ) -> bool:
+    def _reconcile(self, call: Call, state: CallState, current: Submission, request: Request, *, resend: bool) -> bool:
         """Settle a call in doubt by the provider's word, or stop. True where the same request was sent again."""
         if current.provider != self._provider.name:
             result = Reconciled(settled=False, reason=f"the call was made with provider {current.provider!r}")
@@ -287,16 +258,16 @@ class Guard(Generic[Request, Value]):
 
     def _resend(self, call: Call, state: CallState, seen: Submission, request: Request) -> bool:
         """Send the same bytes under the same key, where the provider documents that this is one request."""
-        sender, lease = uuid4(), self._work.lease
         self._work.check_lease()
         window = SendWindow(state.send_window)
-        claimed = self._database.run(lambda c: submissions.claim_resend(c, call, lease, seen, sender=sender))
-        if not claimed:
+        sending = self._sending(call, state, submission=seen.submission, key=seen.idempotency_key, window=window)
+        lease, sender = self._work.lease, sending.sender
+        if not self._database.run(lambda c: submissions.claim_resend(c, call, lease, seen, sender=sender)):
             # The reply to our own claim may have been lost: then the row carries our sender.
             current = current_of(self._read(call).submissions)
             if current is None or current.sender != sender:
                 return False
-        self._send(call, seen.submission, sender, request, seen.idempotency_key, window, state)
+        self._send(sending, request)
         return True
 
     def _resume(self, call: Call, state: CallState, current: Submission) -> None:
@@ -305,7 +276,8 @@ class Guard(Generic[Request, Value]):
         if isinstance(finding, Succeeded):
             row = answer_row(finding, SettledBy.POLL)
             self._database.run(
-                lambda c: submissions.record_answer(c, call, current.submission, row), patience=OUTCOME_PATIENCE
+                lambda c: submissions.record_answer(c, call, current.submission, row),
+                patience=OUTCOME_PATIENCE,
             )
             return
         raise CallInProgress(
@@ -342,28 +314,6 @@ class Guard(Generic[Request, Value]):
         )
 
 
-class _OutcomeOfCrash:
-    """Writes what is proved when sending ends in an exception: not sent before the first byte, in doubt after it."""
-
-    def __init__(
-        self, guard: Guard[Any, Any], call: Call, submission: int, sender: UUID, window: SendWindow
-    ) -> None:
-        self._guard, self._call, self._submission, self._sender = guard, call, submission, sender
-        self._window = window
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            return
-        reason = f"{kind.__name__}: {error}"
-        outcome = InDoubt(reason=reason) if self._window.opened else NotSent(reason=reason)
-        self._guard._record(self._call, self._submission, self._sender, outcome)  # noqa: SLF001 - one unit
-
-
 def _known(current: Submission | None) -> Submission:
     if current is None:  # next_step says SEND where there is none
         raise AssertionError("a step that needs a submission was decided without one")
@@ -391,4 +341,3 @@ def _abandoned(call: Call, row: Submission) -> CallAbandoned:
         call_key=call.call_key,
         submission=row.submission,
     )
-

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,7 +44,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def renewing(self, what: Lease | UUID, length: timedelta) -> Iterator[Beat]:
+    def renewing(self, what: Lease | UUID, length: timedelta) -> Generator[Beat]:
         """Renew a lease, or the sender of a submission, until the block is left."""
         every = length.total_seconds() / RENEWALS_PER_LEASE
         beat = Beat(what=what, every=every, due=time.monotonic() + every)

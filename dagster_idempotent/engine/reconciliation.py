@@ -19,7 +19,14 @@ from dagster_idempotent.domain.submission import (
     keys_of,
 )
 from dagster_idempotent.errors import CredentialMissing
-from dagster_idempotent.providers.outcome import Finding, LookUpFailed, NotFound, Rejected, Succeeded, Unfinished
+from dagster_idempotent.providers.outcome import (
+    Finding,
+    LookUpFailed,
+    NotFound,
+    Rejected,
+    Succeeded,
+    Unfinished,
+)
 from dagster_idempotent.providers.protocol import Provider
 from dagster_idempotent.store import submissions
 from dagster_idempotent.store.database import Database
@@ -53,7 +60,9 @@ def reconcile_task(
     for call_key, name in unsettled:
         provider = by_name.get(name)
         if provider is not None:
-            results.append(reconcile_call(database, Call(pipeline=pipeline, task_id=task_id, call_key=call_key), provider))
+            results.append(
+                reconcile_call(database, Call(pipeline=pipeline, task_id=task_id, call_key=call_key), provider)
+            )
     return results
 
 
@@ -72,7 +81,11 @@ def reconcile_call(database: Database, call: Call, provider: AnyProvider) -> Rec
     if current.state is not SubmissionState.IN_DOUBT:
         return SETTLED
     if provider.lookup is not LookUp.EXACT:
-        kind = "has no look-up" if provider.lookup is LookUp.NONE else "has only a fuzzy look-up, which never decides alone"
+        kind = (
+            "has no look-up"
+            if provider.lookup is LookUp.NONE
+            else "has only a fuzzy look-up, which never decides alone"
+        )
         return Reconciled(settled=False, reason=f"provider {provider.name!r} {kind}")
     try:
         finding: Finding = provider.find(keys_of(state.submissions))

@@ -41,9 +41,7 @@ class Delivery:
     delivered_now: bool
 
 
-def deliver_task(
-    database: Database, pipeline: str, task_id: TaskId, channels: Mapping[str, Channel]
-) -> list[Delivery]:
+def deliver_task(database: Database, pipeline: str, task_id: TaskId, channels: Mapping[str, Channel]) -> list[Delivery]:
     """Deliver what is ready of one task, channel by channel; return where every message of it stands."""
     for message in database.run(lambda c: outbox.list_messages(c, pipeline, task_id)):
         if message.state is MessageState.SENDING:

@@ -134,7 +134,9 @@ def validated(pipeline: AnyPipeline, candidate: object) -> BaseModel:
 
 def _problems(error: ValidationError) -> str:
     found = error.errors(include_url=False, include_input=False)
-    return "; ".join(f"{'/'.join(str(part) for part in each['loc']) or 'the whole'}: {each['msg']}" for each in found[:5])
+    return "; ".join(
+        f"{'/'.join(str(part) for part in each['loc']) or 'the whole'}: {each['msg']}" for each in found[:5]
+    )
 
 
 def _encoded(collected: object) -> tuple[bytes, str]:
@@ -155,7 +157,8 @@ def _encoded(collected: object) -> tuple[bytes, str]:
             body, media_type = text.encode("utf-8"), "application/json"
         case _:
             raise ConfigurationError(
-                f"collect returned {type(collected).__name__}, expected bytes, str, a list or a dict.", field="collect"
+                f"collect returned {type(collected).__name__}, expected bytes, str, a list or a dict.",
+                field="collect",
             )
     if len(body) > MAX_ARTIFACT:
         raise ConfigurationError(

@@ -1,12 +1,13 @@
 """A claimed task: who works on it, and how a step gets, keeps and gives up that right (R26-R30)."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+
+from pydantic import BaseModel
 
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
@@ -18,7 +19,7 @@ from dagster_idempotent.errors import ConfigurationError, LeaseBusy, LeaseLost, 
 from dagster_idempotent.store import leases
 from dagster_idempotent.store.database import Database
 
-AnyPipeline = Pipeline[Any]
+AnyPipeline = Pipeline[BaseModel]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Work:
                 raise lease_lost(self.database, self.lease)
 
     @contextmanager
-    def renewed(self) -> Iterator["Work"]:
+    def renewed(self) -> Generator["Work"]:
         """Renew the lease while the block runs, and make this the current work of the thread's context."""
         with self.heartbeat.renewing(self.lease, self.pipeline.lease) as beat:
             self.beat = beat
@@ -131,7 +132,8 @@ def claim(
 def held(task: Task) -> TaskHeld:
     """Say why a task is held and what would set it free."""
     return TaskHeld(
-        f"Task {task.task_id} of pipeline {task.pipeline!r} is held ({task.held_for}): {task.error or 'no reason kept'} "
+        f"Task {task.task_id} of pipeline {task.pipeline!r} is held ({task.held_for}): "
+        f"{task.error or 'no reason kept'} "
         "No paid call starts until that is settled by the provider's own answer or by a named operator.",
         task_id=task.task_id,
         held_for=task.held_for,
@@ -171,7 +173,7 @@ def _busy(task: Task, verdict: str, retry_after: timedelta | None) -> LeaseBusy:
     texts = {
         "busy": f"Dagster run {task.owner} holds task {task.task_id} {until}.",
         "sending": f"A paid call of task {task.task_id} is being sent by run {task.owner}, {until}.",
-        "backoff": f"Task {task.task_id} failed ({task.error}) and its next automatic attempt is due in {seconds:.0f} s."
+        "backoff": f"Task {task.task_id} failed ({task.error}); its next automatic attempt is due in {seconds:.0f} s."
         if seconds is not None
         else f"Task {task.task_id} waits for its next automatic attempt.",
     }

@@ -62,7 +62,8 @@ class ChatCompletionsProvider:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ConfigurationError(
-                f'base_url is {base_url!r}, expected an address such as "https://api.openai.com/v1".', field="base_url"
+                f'base_url is {base_url!r}, expected an address such as "https://api.openai.com/v1".',
+                field="base_url",
             )
         self._base_url = base_url.rstrip("/")
         self._api_key_variable = api_key_variable
@@ -91,7 +92,9 @@ class ChatCompletionsProvider:
     def payload(self, request: ChatRequest) -> object:
         """Return the JSON body; streaming is refused, since a cut stream looks like a short answer."""
         if request.get("stream"):
-            raise ConfigurationError("The request sets `stream`; leave it out: answers are stored whole.", field="stream")
+            raise ConfigurationError(
+                "The request sets `stream`; leave it out: answers are stored whole.", field="stream"
+            )
         _encoded(request)  # refuses what JSON cannot carry before anything is recorded
         return request
 
@@ -216,8 +219,9 @@ def _object(body: bytes) -> Mapping[str, object] | None:
 
 def _text(raw: Mapping[str, object] | None) -> str | None:
     """Return the text of the first choice, None where the object is no completion."""
-    match raw:
-        case {"choices": [{"message": {"content": str(text)}}, *_]}:
+    choices = None if raw is None else raw.get("choices")
+    match choices:
+        case [{"message": {"content": str(text)}}, *_]:  # pyright: ignore[reportUnknownVariableType] - any JSON
             return text
         case _:
             return None

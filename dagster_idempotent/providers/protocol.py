@@ -9,8 +9,8 @@ from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
 from dagster_idempotent.providers.outcome import Answer, Finding, Outcome
 from dagster_idempotent.providers.send_window import SendWindow
 
-Request = TypeVar("Request", contravariant=True)
-Value = TypeVar("Value", covariant=True)
+Request = TypeVar("Request", contravariant=True)  # noqa: PLC0105 - the words of the protocol
+Value = TypeVar("Value", covariant=True)  # noqa: PLC0105 - the words of the protocol
 
 
 class Provider(Protocol[Request, Value]):

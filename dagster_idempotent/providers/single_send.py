@@ -63,7 +63,11 @@ def send_once(
     try:
         with pool:
             response = pool.request(
-                method, url, headers={**headers, "Connection": "close"}, content=body, extensions={"timeout": timeouts}
+                method,
+                url,
+                headers={**headers, "Connection": "close"},
+                content=body,
+                extensions={"timeout": timeouts},
             )
             return _whole(response.status, response.headers, response.content)
     except (SendWindowClosed, OSError, ssl.SSLError, *_failures(httpcore)) as error:
@@ -133,7 +137,10 @@ def _watched_backend(window: SendWindow) -> "httpcore.NetworkBackend":
             self._stream.close()
 
         def start_tls(
-            self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+            self,
+            ssl_context: ssl.SSLContext,
+            server_hostname: str | None = None,
+            timeout: float | None = None,
         ) -> httpcore.NetworkStream:
             # The handshake carries nothing of the request; only what is written through TLS afterwards counts.
             return WatchedStream(self._stream.start_tls(ssl_context, server_hostname, timeout))

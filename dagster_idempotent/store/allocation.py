@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from psycopg.types.json import Jsonb
+from pydantic import BaseModel
 
 from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.period import PeriodId, TaskId
-from dagster_idempotent.domain.pipeline import Output, Pipeline
+from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import Task
 from dagster_idempotent.store.database import Connection
 from dagster_idempotent.store.rows import Row, task_of
@@ -25,7 +26,7 @@ class Found:
     tasks: Sequence[Task]
 
 
-def register_pipeline(connection: Connection, pipeline: Pipeline[Output], *, actor: str) -> None:
+def register_pipeline(connection: Connection, pipeline: Pipeline[BaseModel], *, actor: str) -> None:
     """Write the settings of a pipeline, audited where they change; the fixed ones meet a trigger."""
     connection.execute(SQL["register_pipeline"], {"settings": Jsonb(_settings(pipeline)), "actor": actor})
 
@@ -41,13 +42,19 @@ def find_tasks(connection: Connection, identity: Identity) -> Sequence[Task]:
 
 
 def allocate(
-    connection: Connection, identity: Identity, period_id: PeriodId | None, launch: Mapping[str, object] | None
+    connection: Connection,
+    identity: Identity,
+    period_id: PeriodId | None,
+    launch: Mapping[str, object] | None,
 ) -> Found:
     """Find or create the task of an identity under the pipeline's lock.
 
     Without a period the database's clock decides it, once, after the look-up.
     """
-    parameters = _identity(identity) | {"period_id": period_id, "launch": None if launch is None else Jsonb(launch)}
+    parameters = _identity(identity) | {
+        "period_id": period_id,
+        "launch": None if launch is None else Jsonb(launch),
+    }
     rows = connection.execute(SQL["allocate"], parameters).fetchall()
     return Found(verdict=rows[0]["verdict"], tasks=[task_of(row) for row in rows])
 
@@ -69,7 +76,7 @@ def _identity(identity: Identity) -> dict[str, object]:
     }
 
 
-def _settings(pipeline: Pipeline[Output]) -> dict[str, object]:
+def _settings(pipeline: Pipeline[BaseModel]) -> dict[str, object]:
     limits = dict(pipeline.budget.limits()) if pipeline.budget else {}
     amounts = {f"{scope}_limit": str(limit.amount) for scope, limit in limits.items()}
     return {

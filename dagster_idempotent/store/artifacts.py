@@ -11,9 +11,7 @@ from dagster_idempotent.store.statements import statements
 SQL = statements("artifacts")
 
 
-def store(
-    connection: Connection, pipeline: str, task_id: TaskId, *, name: str, body: bytes, media_type: str
-) -> bool:
+def store(connection: Connection, pipeline: str, task_id: TaskId, *, name: str, body: bytes, media_type: str) -> bool:
     """Store an artifact unless there is one of that name; return whether these bytes were the first."""
     parameters = {
         "pipeline": pipeline,
@@ -29,9 +27,7 @@ def store(
 
 def get(connection: Connection, pipeline: str, task_id: TaskId, name: str) -> Artifact | None:
     """Read an artifact; raises PayloadPruned where retention dropped its body."""
-    row = connection.execute(
-        SQL["get_artifact"], {"pipeline": pipeline, "task_id": task_id, "name": name}
-    ).fetchone()
+    row = connection.execute(SQL["get_artifact"], {"pipeline": pipeline, "task_id": task_id, "name": name}).fetchone()
     if row is None:
         return None
     if row["body"] is None:

@@ -4,12 +4,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
 from psycopg_pool import ConnectionPool, PoolTimeout
@@ -101,7 +102,7 @@ class Database:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Generator[Connection]:
         """Open a connection with a transaction that commits at the end of the block; nothing is retried."""
         with self._connections().connection(timeout=self._patience) as connection, connection.transaction():
             yield connection
@@ -154,7 +155,7 @@ class Database:
 def describe(url: str) -> str:
     """Name a database without its credentials, for texts that people and logs may keep."""
     try:
-        parts = psycopg.conninfo.conninfo_to_dict(url)
+        parts = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
         return "the configured URL (it cannot be parsed)"
     return f"{parts.get('host', 'the default host')}/{parts.get('dbname', 'the default database')}"

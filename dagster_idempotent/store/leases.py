@@ -92,7 +92,13 @@ def sweep(connection: Connection, pipeline: str, task_id: TaskId, *, finished: L
 
 
 def complete(
-    connection: Connection, lease: Lease, *, output: str, sha256: str, completed_by: str, channels: Mapping[str, bool]
+    connection: Connection,
+    lease: Lease,
+    *,
+    output: str,
+    sha256: str,
+    completed_by: str,
+    channels: Mapping[str, bool],
 ) -> Task | None:
     """Commit the accepted output and its outbox rows; None where the lease is lost or the task has ended.
 

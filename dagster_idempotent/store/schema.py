@@ -70,7 +70,9 @@ def check(database: Database) -> None:
 
 def upgrade(database: Database) -> str:
     """Create or upgrade the ledger schema; return its version. Two processes at once are safe."""
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.url), poolclass=pool.NullPool)
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(database.url), poolclass=pool.NullPool
+    )
     with engine.begin() as connection:
         plain = connection.execution_options(no_parameters=True)
         # Bound to this transaction, so that a connection pooler in between does no harm.

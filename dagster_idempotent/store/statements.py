@@ -17,7 +17,7 @@ def statements(aggregate: LiteralString) -> Mapping[str, LiteralString]:
     Their text counts as literal: it is shipped with the code. Everywhere else the type checker refuses SQL that was
     put together at run time.
     """
-    text = (files(__package__) / "sql" / f"{aggregate}.sql").read_text(encoding="utf-8")
+    text = (files("dagster_idempotent.store") / "sql" / f"{aggregate}.sql").read_text(encoding="utf-8")
     _, *parts = _NAME.split(text)
     named = dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
     return MappingProxyType(cast("dict[str, LiteralString]", named))

@@ -40,7 +40,7 @@ class Call:
     call_key: CallKey
 
     def parameters(self) -> dict[str, object]:
-        """The call as statement parameters."""
+        """Return the call as statement parameters."""
         return {"pipeline": self.pipeline, "task_id": self.task_id, "call_key": self.call_key}
 
 
@@ -222,7 +222,11 @@ def record_doubt(
     connection: Connection, call: Call, submission: int, *, sender: UUID, error: str, remote_ref: str | None
 ) -> None:
     """Write in_doubt, by the sender that gave up waiting."""
-    parameters = _numbered(call, submission) | {"sender": sender, "error": _clean(error), "remote_ref": remote_ref}
+    parameters = _numbered(call, submission) | {
+        "sender": sender,
+        "error": _clean(error),
+        "remote_ref": remote_ref,
+    }
     connection.execute(SQL["record_doubt"], parameters)
 
 
@@ -231,9 +235,7 @@ def mark_in_doubt(connection: Connection, call: Call, submission: int) -> None:
     connection.execute(SQL["mark_in_doubt"], _numbered(call, submission))
 
 
-def claim_resend(
-    connection: Connection, call: Call, lease: Lease, seen: Submission, *, sender: UUID
-) -> bool:
+def claim_resend(connection: Connection, call: Call, lease: Lease, seen: Submission, *, sender: UUID) -> bool:
     """Claim a same-key resend of a submission in doubt; return whether the provider still honours the key."""
     parameters = _numbered(call, seen.submission) | {
         "sender": sender,

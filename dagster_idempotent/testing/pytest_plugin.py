@@ -1,11 +1,68 @@
-"""Fixtures for a project that tests its pipelines."""
+"""Fixtures for a project that tests its pipelines against a real PostgreSQL and a provider with its own bill."""
 
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dagster_idempotent import embedded
+from dagster_idempotent.store import schema
+from dagster_idempotent.store.database import Database
 from dagster_idempotent.testing.metered_provider import MeteredProvider
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give a server: the one of DAGSTER_IDEMPOTENT_POSTGRES_URL, else one of our own that ends with the session."""
+    if os.environ.get("DAGSTER_IDEMPOTENT_POSTGRES_URL"):
+        yield embedded.resolve_url()
+        return
+    folder = tmp_path_factory.mktemp("postgres")
+    # Nothing outlives the session, so nothing has to survive a power cut.
+    server = embedded.start(folder, durable=False)
+    try:
+        yield server.url
+    finally:
+        embedded.stop(folder)
+
+
+@pytest.fixture(scope="session")
+def ledger_template(postgres_url: str) -> Iterator[str]:
+    """Name a database that holds an empty ledger; each test gets a copy of it."""
+    name = f"ledger_template_{os.getpid()}"
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        database = Database(_url_of(postgres_url, name))
+        schema.upgrade(database)
+        database.close()
+        yield name
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def ledger_url(postgres_url: str, ledger_template: str) -> Iterator[str]:
+    """Give the URL of a ledger of the test's own."""
+    name = f"ledger_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+        admin.execute(copy.format(sql.Identifier(name), sql.Identifier(ledger_template)))
+        yield _url_of(postgres_url, name)
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def ledger(ledger_url: str) -> Iterator[Database]:
+    """Give a ledger of the test's own, open."""
+    database = Database(ledger_url)
+    yield database
+    database.close()
 
 
 @pytest.fixture
@@ -13,3 +70,7 @@ def metered_provider(tmp_path: Path) -> Iterator[MeteredProvider]:
     """Start a metered provider with an empty bill; it ends with the test."""
     with MeteredProvider.start(tmp_path / "metered_provider") as provider:
         yield provider
+
+
+def _url_of(server: str, name: str) -> str:
+    return make_conninfo("", **(conninfo_to_dict(server) | {"dbname": name}))

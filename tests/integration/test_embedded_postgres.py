@@ -79,9 +79,7 @@ class Person:
     uid: int | None = None
     gid: int | None = None
 
-    def run(
-        self, code: str, *arguments: str, variables: dict[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+    def run(self, code: str, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [self.python, "-c", code, *arguments],
             stdin=subprocess.PIPE,
@@ -136,9 +134,7 @@ def copy_interpreter(target: Path) -> str:
     shutil.copy(base / "bin" / name, target / "bin")
     for library in base.glob("lib/libpython*.so*"):
         shutil.copy(library, target / "lib")
-    unused = shutil.ignore_patterns(
-        "site-packages", "test", "tests", "__pycache__", "idlelib", "config-*", "lib2to3"
-    )
+    unused = shutil.ignore_patterns("site-packages", "test", "tests", "__pycache__", "idlelib", "config-*", "lib2to3")
     shutil.copytree(base / "lib" / name, target / "lib" / name, ignore=unused)
     return str(target / "bin" / name)
 
@@ -445,9 +441,7 @@ def broken_wheel(tmp_path: Path, **modes: int) -> Person:
         ({"initdb": 0o755, "postgres": 0o755}, "expected a PostgreSQL version"),
     ],
 )
-def test_a_broken_wheel_is_a_clear_error(
-    folder: Path, tmp_path: Path, modes: dict[str, int], text: str
-) -> None:
+def test_a_broken_wheel_is_a_clear_error(folder: Path, tmp_path: Path, modes: dict[str, int], text: str) -> None:
     _, error = broken_wheel(tmp_path, **modes).run(START, str(folder)).communicate("\n", timeout=60)
     assert text in error
     assert "EmbeddedPostgresError" in error
@@ -460,9 +454,7 @@ def without_wheel(monkeypatch: pytest.MonkeyPatch, *, path: str, root: Path) -> 
     monkeypatch.setenv("PATH", path)
 
 
-def test_no_postgres_at_all_names_the_choices(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_postgres_at_all_names_the_choices(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_wheel(monkeypatch, path="", root=tmp_path)
     with pytest.raises(EmbeddedPostgresError) as caught:
         embedded.resolve_url(folder)
@@ -478,9 +470,7 @@ def test_a_postgres_on_path_serves_where_there_is_no_wheel(
     assert embedded.start(folder, durable=False).source is embedded.Source.SYSTEM
 
 
-def test_a_running_server_needs_no_binaries(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_server_needs_no_binaries(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = embedded.start(folder, durable=False)
     without_wheel(monkeypatch, path="", root=tmp_path)
     assert embedded.resolve_url(folder) == server.url
@@ -529,9 +519,7 @@ def test_an_empty_variable_counts_as_unset(folder: Path, monkeypatch: pytest.Mon
     assert embedded.resolve_url(folder) == server.url
 
 
-@pytest.mark.parametrize(
-    "url", ["mysql://me:secret@db/x", "db:5432/secret", "postgresql+asyncpg://secret@/x"]
-)
+@pytest.mark.parametrize("url", ["mysql://me:secret@db/x", "db:5432/secret", "postgresql+asyncpg://secret@/x"])
 def test_another_kind_of_url_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         embedded.libpq_url(url)

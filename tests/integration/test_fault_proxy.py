@@ -92,9 +92,7 @@ class Upstream:
 
 
 @contextmanager
-def serving(
-    new_answer: Callable[[], Callable[[bytes], bytes]], *, path: Path | None = None
-) -> Iterator[Upstream]:
+def serving(new_answer: Callable[[], Callable[[bytes], bytes]], *, path: Path | None = None) -> Iterator[Upstream]:
     listener = socket.socket(socket.AF_INET if path is None else socket.AF_UNIX)
     listener.bind(("127.0.0.1", 0) if path is None else str(path))
     listener.listen()
@@ -227,9 +225,7 @@ class TestFaults:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert upstream.wait_ends("reset")
 
-    def test_a_stall_holds_everything_back_until_it_is_resumed(
-        self, proxy: FaultProxy, upstream: Upstream
-    ) -> None:
+    def test_a_stall_holds_everything_back_until_it_is_resumed(self, proxy: FaultProxy, upstream: Upstream) -> None:
         with connected(proxy) as client:
             client.sendall(b"a")
             receive(client, 1)
@@ -363,9 +359,7 @@ class TestActions:
 
         assert postgres_proxy.counts.to_client == 1
 
-    def test_nothing_moves_on_any_connection_while_an_action_runs(
-        self, proxy: FaultProxy, upstream: Upstream
-    ) -> None:
+    def test_nothing_moves_on_any_connection_while_an_action_runs(self, proxy: FaultProxy, upstream: Upstream) -> None:
         striking, go_on = threading.Event(), threading.Event()
 
         def strike() -> None:

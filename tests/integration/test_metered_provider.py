@@ -88,9 +88,7 @@ class TestAnswers:
         usage = reply.json["usage"]
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
-    def test_each_answer_carries_its_number_and_differs_from_the_last(
-        self, provider: MeteredProvider
-    ) -> None:
+    def test_each_answer_carries_its_number_and_differs_from_the_last(self, provider: MeteredProvider) -> None:
         first, second = ask(provider), ask(provider)
 
         assert "answer 1" in first.content
@@ -132,9 +130,7 @@ class TestAnswers:
 
 
 class TestBill:
-    def test_each_accepted_request_is_charged_also_under_a_repeated_key(
-        self, provider: MeteredProvider
-    ) -> None:
+    def test_each_accepted_request_is_charged_also_under_a_repeated_key(self, provider: MeteredProvider) -> None:
         for _ in range(3):
             ask(provider, Idempotency_Key="same")
 
@@ -180,16 +176,12 @@ class TestBill:
 
 
 class TestRefusals:
-    def test_a_request_without_a_credential_is_refused_and_not_charged(
-        self, provider: MeteredProvider
-    ) -> None:
+    def test_a_request_without_a_credential_is_refused_and_not_charged(self, provider: MeteredProvider) -> None:
         assert send(provider, body=chat(), key=None).status == 401
         assert send(provider, body=chat(), key="").status == 401
         assert provider.charges == 0
 
-    def test_a_required_key_is_the_only_one_accepted(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_required_key_is_the_only_one_accepted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("METERED_KEY", "right")
         with MeteredProvider.start(tmp_path, require_key="METERED_KEY") as provider:
             assert send(provider, body=chat(), key="wrong").status == 401
@@ -233,9 +225,7 @@ class TestRequests:
         assert "secret-key" not in repr(provider.requests())
         assert json.loads(accepted.body)["model"] == "m"
 
-    def test_the_key_header_goes_before_the_client_request_id_and_the_metadata(
-        self, provider: MeteredProvider
-    ) -> None:
+    def test_the_key_header_goes_before_the_client_request_id_and_the_metadata(self, provider: MeteredProvider) -> None:
         body = chat(metadata={"client_reference": "in-body"})
         send(provider, body=body, Idempotency_Key="key", X_Client_Request_Id="id")
         send(provider, body=body, X_Client_Request_Id="id")
@@ -258,9 +248,7 @@ class TestLookup:
     def test_look_up_finds_nothing_under_an_unknown_reference(self, provider: MeteredProvider) -> None:
         assert look_up(provider, "unknown").json["requests"] == []
 
-    def test_look_up_shows_no_response_of_unfinished_work_until_it_is_released(
-        self, provider: MeteredProvider
-    ) -> None:
+    def test_look_up_shows_no_response_of_unfinished_work_until_it_is_released(self, provider: MeteredProvider) -> None:
         with ThreadPoolExecutor(1) as pool:
             reply = pool.submit(ask, provider, Idempotency_Key="k", X_Fault="hold")
             provider.wait_held()
@@ -337,9 +325,7 @@ class TestDeduplication:
 
 
 class TestFaults:
-    def test_accepted_then_dropped_is_charged_and_closes_without_a_byte(
-        self, provider: MeteredProvider
-    ) -> None:
+    def test_accepted_then_dropped_is_charged_and_closes_without_a_byte(self, provider: MeteredProvider) -> None:
         provider.fault("accept_then_drop")
 
         with pytest.raises(http.client.RemoteDisconnected):
@@ -485,9 +471,7 @@ class TestFaults:
         assert ask(provider).status == 200
         assert provider.charges == 2
 
-    def test_an_unknown_fault_or_option_is_refused_and_says_what_there_is(
-        self, provider: MeteredProvider
-    ) -> None:
+    def test_an_unknown_fault_or_option_is_refused_and_says_what_there_is(self, provider: MeteredProvider) -> None:
         with pytest.raises(ConfigurationError, match="accept_then_drop"):
             provider.fault("explode")
         with pytest.raises(ConfigurationError, match="charged"):

@@ -96,9 +96,7 @@ def test_durations_are_whole_numbers_with_units(text: str, expected: timedelta) 
 )
 def test_a_duration_is_the_sum_of_its_parts(counts: list[int], used: list[bool]) -> None:
     units = ("d", "h", "m", "s", "ms")
-    text = "".join(
-        f"{count}{unit}" for count, unit, is_used in zip(counts, units, used, strict=True) if is_used
-    )
+    text = "".join(f"{count}{unit}" for count, unit, is_used in zip(counts, units, used, strict=True) if is_used)
     days, hours, minutes, seconds, milliseconds = (
         count if is_used else 0 for count, is_used in zip(counts, used, strict=True)
     )

@@ -62,9 +62,7 @@ def _numbers_by_value(value: object) -> object:
 
 
 @given(first=documents, second=documents)
-def test_two_documents_share_a_form_only_when_json_cannot_tell_them_apart(
-    first: object, second: object
-) -> None:
+def test_two_documents_share_a_form_only_when_json_cannot_tell_them_apart(first: object, second: object) -> None:
     same = _numbers_by_value(first) == _numbers_by_value(second)
     assert (canonical_json(first) == canonical_json(second)) == same
 
@@ -189,9 +187,7 @@ def test_the_form_is_readable() -> None:
         ({"a": (item for item in "ab")}, "/a", "Convert"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_with_its_place(
-    payload: object, pointer: str, advice: str
-) -> None:
+def test_what_cannot_be_compared_is_refused_with_its_place(payload: object, pointer: str, advice: str) -> None:
     with pytest.raises(InvalidPayload, match=advice) as refusal:
         canonical_json(payload)
     assert refusal.value.facts["field"] == pointer

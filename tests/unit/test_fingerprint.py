@@ -132,9 +132,7 @@ def test_a_part_that_only_one_side_opens_is_not_named_when_it_is_equal() -> None
     large = {"a": list(range(230)), "b": list(range(40))}  # leaves no room to open /b
     assert "/b" in _of(large).fields
     assert "/b/0" not in _of(large).fields
-    assert differing_fields(_of(small), _of(large)) == tuple(
-        sorted(f"/a/{index}" for index in range(200, 230))
-    )
+    assert differing_fields(_of(small), _of(large)) == tuple(sorted(f"/a/{index}" for index in range(200, 230)))
 
 
 def test_long_names_are_not_kept() -> None:

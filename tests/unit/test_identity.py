@@ -49,11 +49,7 @@ def test_distinct_identities_share_neither_name(first: Identity, second: Identit
     assert (first.run_id == second.run_id) == (first == second)
 
 
-@given(
-    parts=st.lists(
-        st.text("%/|=:ab", max_size=3).filter(lambda text: text == text.strip()), min_size=6, max_size=6
-    )
-)
+@given(parts=st.lists(st.text("%/|=:ab", max_size=3).filter(lambda text: text == text.strip()), min_size=6, max_size=6))
 def test_texts_never_move_between_parts(parts: list[str]) -> None:
     first, second = (
         Identity(pipeline="p", subject=subject, explicit_key=f"k{key}", version=version)
@@ -74,9 +70,7 @@ def test_a_key_needs_no_quotes_in_a_shell(identity: Identity) -> None:
 
 
 @given(identity=identities(), junk=st.text("%/|=:ab2FZ", min_size=1, max_size=4), place=st.integers(0, 200))
-def test_any_other_spelling_of_a_key_is_refused_or_another_identity(
-    identity: Identity, junk: str, place: int
-) -> None:
+def test_any_other_spelling_of_a_key_is_refused_or_another_identity(identity: Identity, junk: str, place: int) -> None:
     key = identity.allocation_key
     changed = key[:place] + junk + key[place:]
     try:
@@ -89,9 +83,7 @@ def test_any_other_spelling_of_a_key_is_refused_or_another_identity(
 
 @given(instant=times, zone=st.timezones())
 def test_one_instant_in_two_zones_is_one_identity(instant: datetime, zone: ZoneInfo) -> None:
-    here, there = (
-        Identity(pipeline="p", scheduled_at=moment) for moment in (instant, instant.astimezone(zone))
-    )
+    here, there = (Identity(pipeline="p", scheduled_at=moment) for moment in (instant, instant.astimezone(zone)))
     assert here == there
     assert here.run_id == there.run_id
     assert here.allocation_key == there.allocation_key
@@ -100,8 +92,7 @@ def test_one_instant_in_two_zones_is_one_identity(instant: datetime, zone: ZoneI
 def test_the_two_passes_of_an_hour_lived_twice_are_two_identities() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     first, second = (
-        Identity(pipeline="p", scheduled_at=datetime(2026, 10, 25, 2, 30, fold=fold, tzinfo=berlin))
-        for fold in (0, 1)
+        Identity(pipeline="p", scheduled_at=datetime(2026, 10, 25, 2, 30, fold=fold, tzinfo=berlin)) for fold in (0, 1)
     )
     assert first.allocation_key == "p/2026-10-25T00:30:00Z"
     assert second.allocation_key == "p/2026-10-25T01:30:00Z"
@@ -190,9 +181,7 @@ def test_texts_that_two_people_could_read_differently_are_refused(field: str, te
     assert str(refusal.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    "text", ["x" * MAX_TEXT, "e\u0301" * MAX_TEXT, "a b", "日本", "O'Neil & Söhne", "a\u0300"]
-)
+@pytest.mark.parametrize("text", ["x" * MAX_TEXT, "e\u0301" * MAX_TEXT, "a b", "日本", "O'Neil & Söhne", "a\u0300"])
 def test_ordinary_texts_are_accepted(text: str) -> None:
     assert Identity(pipeline="p", explicit_key=text).explicit_key == unicodedata.normalize("NFC", text)
 
@@ -224,9 +213,7 @@ def test_members_of_string_enums_are_their_values() -> None:
         assert type(identity.subject) is str
 
 
-@pytest.mark.parametrize(
-    "name", ["", "1a", "a-b", "a b", "a.b", "é", "a\n", "a" * 101, "a/b", "\u0430bc", None, 5]
-)
+@pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "a.b", "é", "a\n", "a" * 101, "a/b", "\u0430bc", None, 5])
 def test_pipeline_names_are_ascii_words(name: object) -> None:
     with pytest.raises(InvalidIdentity) as refusal:
         validate_pipeline_name(name)

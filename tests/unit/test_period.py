@@ -74,18 +74,14 @@ def test_the_calendar_of_the_zone_decides() -> None:
 
 
 @given(instant=instants, kind=kinds, tz=zones)
-def test_the_bounds_of_its_period_enclose_every_instant(
-    instant: datetime, kind: PeriodKind, tz: ZoneInfo
-) -> None:
+def test_the_bounds_of_its_period_enclose_every_instant(instant: datetime, kind: PeriodKind, tz: ZoneInfo) -> None:
     start, end = period_bounds(period_id_for(instant, kind, tz), kind, tz)
     assert start <= instant < end
     assert start.tzinfo is UTC
     assert end.tzinfo is UTC
 
 
-@given(
-    day=st.dates(date(1900, 1, 1), date(2150, 1, 1)), kind=kinds, tz=zones, seconds=st.integers(-7200, 7200)
-)
+@given(day=st.dates(date(1900, 1, 1), date(2150, 1, 1)), kind=kinds, tz=zones, seconds=st.integers(-7200, 7200))
 def test_instants_near_midnight_lie_within_the_bounds_of_their_period(
     day: date, kind: PeriodKind, tz: ZoneInfo, seconds: int
 ) -> None:
@@ -160,9 +156,7 @@ def test_the_ends_of_the_calendar_are_refused_clearly(instant: datetime, hours: 
             period_id_for(there, kind, ZoneInfo("Pacific/Apia"))
 
 
-@pytest.mark.parametrize(
-    "period_id", ["0002-01-01", "0002-W01", "0002-01", "9998-12-31", "9998-W52", "9998-12"]
-)
+@pytest.mark.parametrize("period_id", ["0002-01-01", "0002-W01", "0002-01", "9998-12-31", "9998-W52", "9998-12"])
 @pytest.mark.parametrize("name", ZONES)
 def test_the_outermost_periods_have_bounds_in_every_zone(period_id: str, name: str) -> None:
     start, end = period_bounds(PeriodId(period_id), period_kind_of(period_id), ZoneInfo(name))
@@ -296,9 +290,7 @@ def test_an_empty_or_reversed_window_is_refused() -> None:
             straddles(start, end, PeriodKind.DAY, UTC_ZONE)
 
 
-@pytest.mark.parametrize(
-    "name", ["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/Port-au-Prince", "Etc/GMT+5"]
-)
+@pytest.mark.parametrize("name", ["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/Port-au-Prince", "Etc/GMT+5"])
 def test_iana_names_are_zones(name: str) -> None:
     assert zone(name).key == name
 

@@ -80,6 +80,4 @@ def framing_for(protocol: str, *, from_client: bool) -> Framing:
         return RawFraming()
     if protocol == "postgres":
         return PostgresFraming(from_client=from_client)
-    raise ConfigurationError(
-        f"found protocol {protocol!r}, expected one of {', '.join(_PROTOCOLS)}", field="protocol"
-    )
+    raise ConfigurationError(f"found protocol {protocol!r}, expected one of {', '.join(_PROTOCOLS)}", field="protocol")

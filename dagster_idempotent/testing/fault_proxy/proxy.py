@@ -246,9 +246,7 @@ class FaultProxy:
         except OSError:
             link.cut(reset=True)  # one side reset: the other gets to feel the same
 
-    async def _forward(
-        self, link: Link, direction: Direction, message: bytes, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _forward(self, link: Link, direction: Direction, message: bytes, writer: asyncio.StreamWriter) -> None:
         await self._pass_gate()
         if self._protocol == "postgres" and is_encryption_request(message):
             link.client.write(b"N")

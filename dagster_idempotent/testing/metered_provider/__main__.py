@@ -74,9 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--folder", type=Path, required=True, help="where the bill is kept; made if missing")
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: any free one)")
-    parser.add_argument(
-        "--price", type=_price, default=Decimal("0.02"), help="of one request (default: 0.02)"
-    )
+    parser.add_argument("--price", type=_price, default=Decimal("0.02"), help="of one request (default: 0.02)")
     parser.add_argument("--currency", default="USD", help="of the price (default: USD)")
     parser.add_argument(
         "--require-key",
@@ -89,9 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         help="honour idempotency keys (default: charge each accepted request);"
         " one request may say X-Deduplicate: on or off",
     )
-    parser.add_argument(
-        "--no-lookup", dest="lookup", action="store_false", help="play a provider without look-up"
-    )
+    parser.add_argument("--no-lookup", dest="lookup", action="store_false", help="play a provider without look-up")
     parser.add_argument(
         "--until-stdin-closes", action="store_true", help="end when stdin closes, so with whoever started it"
     )

@@ -57,17 +57,13 @@ def _say(number: int, payload: Mapping[str, object], prompt: str) -> str:
 
 def _wants_json(payload: Mapping[str, object]) -> bool:
     wanted = _mapping(payload.get("response_format")).get("type")
-    return (
-        wanted in {"json_object", "json_schema"} or _mapping(payload.get("metadata")).get("format") == "json"
-    )
+    return wanted in {"json_object", "json_schema"} or _mapping(payload.get("metadata")).get("format") == "json"
 
 
 def _text_of(messages: object) -> str:
     if not isinstance(messages, list):
         return ""
-    return "\n".join(
-        _text_of_content(_mapping(each).get("content")) for each in cast("list[object]", messages)
-    )
+    return "\n".join(_text_of_content(_mapping(each).get("content")) for each in cast("list[object]", messages))
 
 
 def _text_of_content(content: object) -> str:

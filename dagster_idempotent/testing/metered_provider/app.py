@@ -260,11 +260,7 @@ def _client_reference(headers: Headers, payload: Mapping[str, object]) -> str | 
     in_body: Mapping[str, object] = {}
     if isinstance(metadata, dict):
         in_body = cast("Mapping[str, object]", metadata)
-    reference = (
-        headers.get("idempotency-key")
-        or headers.get("x-client-request-id")
-        or in_body.get("client_reference")
-    )
+    reference = headers.get("idempotency-key") or headers.get("x-client-request-id") or in_body.get("client_reference")
     return str(reference) if reference else None
 
 

@@ -136,9 +136,7 @@ class Bill:
                     answer.body,
                 ),
             )
-            self._connection.execute(
-                "UPDATE requests SET outcome = 'accepted' WHERE sequence = ?", (sequence,)
-            )
+            self._connection.execute("UPDATE requests SET outcome = 'accepted' WHERE sequence = ?", (sequence,))
         return self._charges(number=number)[0]
 
     def finish(self, client_reference: str | None = None, *, number: int | None = None) -> None:

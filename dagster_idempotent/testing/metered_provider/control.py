@@ -174,9 +174,7 @@ class ProviderControl:
         found = cast("Mapping[str, object]", json.loads(body))
         if status != http.client.OK:
             message = cast("Mapping[str, str]", found["error"])["message"]
-            raise ConfigurationError(
-                f"the metered provider refused {method} {path}: {message}", status=status
-            )
+            raise ConfigurationError(f"the metered provider refused {method} {path}: {message}", status=status)
         return found
 
 

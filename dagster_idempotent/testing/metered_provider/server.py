@@ -26,9 +26,7 @@ _KEEP_ALIVE_SECONDS = 300
 
 
 class _Server(uvicorn.Server):
-    def __init__(
-        self, config: uvicorn.Config, pen: HoldingPen, *, folder: Path, until_stdin_closes: bool
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, pen: HoldingPen, *, folder: Path, until_stdin_closes: bool) -> None:
         super().__init__(config)
         self._pen = pen
         self._folder = folder

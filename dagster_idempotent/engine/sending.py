@@ -1,0 +1,91 @@
+"""Sending: one submission leaves once, from the process that wrote its intent, and its outcome is written."""
+
+import logging
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, assert_never
+from uuid import UUID
+
+from dagster_idempotent.domain.submission import IdempotencyKey, SettledBy, SubmissionState
+from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, AnyProvider, answer_row
+from dagster_idempotent.engine.work import Work
+from dagster_idempotent.providers.outcome import InDoubt, NotSent, Outcome, Rejected, Succeeded
+from dagster_idempotent.providers.send_window import SendWindow
+from dagster_idempotent.store import submissions
+from dagster_idempotent.store.submissions import Call, CallState, Recorded
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """One send of a submission; as a context it writes what an exception leaves proved."""
+
+    work: Work
+    provider: AnyProvider
+    call: Call
+    state: CallState
+    submission: int
+    sender: UUID
+    key: IdempotencyKey
+    window: SendWindow
+
+    def send(self, request: Any) -> Outcome:  # noqa: ANN401 - whatever the provider takes
+        """Send the request and write its outcome; the sender's lease is renewed until it is written."""
+        logger.info("guard.sending", extra={"task": self.call.task_id, "call": self.call.call_key})
+        with self.work.heartbeat.renewing(self.sender, self.state.sender_lease):
+            with self:
+                outcome = self.provider.submit(request, key=self.key, window=self.window)
+            self._record(outcome)
+        return outcome
+
+    def __enter__(self) -> None:
+        """Start the part in which any exception, also an interrupt, leaves an outcome to write."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Write not_sent where no byte was allowed out, in_doubt after that; the exception goes on."""
+        if kind is not None:
+            reason = f"{kind.__name__}: {error}"
+            self._record(InDoubt(reason=reason) if self.window.opened else NotSent(reason=reason))
+
+    def _record(self, outcome: Outcome) -> None:
+        match outcome:
+            case Succeeded():
+                self._record_answer(outcome)
+            case Rejected():
+                self._record_refusal(SubmissionState.REJECTED, outcome.reason)
+            case NotSent():
+                self._record_refusal(SubmissionState.NOT_SENT, outcome.reason)
+            case InDoubt():
+                self._record_doubt(outcome)
+            case _:
+                assert_never(outcome)
+
+    def _record_answer(self, outcome: Succeeded) -> None:
+        row = answer_row(outcome, SettledBy.SENDER)
+        recorded = self.work.database.run(
+            lambda c: submissions.record_answer(c, self.call, self.submission, row), patience=OUTCOME_PATIENCE
+        )
+        if recorded is Recorded.AS_LATE:
+            logger.error("guard.late_answer", extra={"task": self.call.task_id, "call": self.call.call_key})
+
+    def _record_refusal(self, state: SubmissionState, reason: str) -> None:
+        written = self.work.database.run(
+            lambda c: submissions.record_refusal(
+                c, self.call, self.submission, state=state, error=reason, sender=self.sender, seen_sends=1
+            ),
+            patience=OUTCOME_PATIENCE,
+        )
+        if not written:
+            # A refused resend says nothing about the first send: the row stays in doubt.
+            logger.warning("guard.refusal_proves_nothing", extra={"call": self.call.call_key, "reason": reason})
+
+    def _record_doubt(self, outcome: InDoubt) -> None:
+        self.work.database.run(
+            lambda c: submissions.record_doubt(
+                c, self.call, self.submission, sender=self.sender, error=outcome.reason, remote_ref=outcome.remote_ref
+            ),
+            patience=OUTCOME_PATIENCE,
+        )
