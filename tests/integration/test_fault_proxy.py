@@ -188,10 +188,11 @@ class TestForwarding:
         with socket.socket() as reserved:
             reserved.bind(("127.0.0.1", 0))
             host, port = reserved.getsockname()
+            # The reset may come while the client still connects, or a moment later.
             with (
                 FaultProxy(f"{host}:{port}") as proxy,
-                connected(proxy) as client,
                 pytest.raises(ConnectionResetError),
+                connected(proxy) as client,
             ):
                 client.recv(1)
 
@@ -433,6 +434,13 @@ class TestActions:
         with pytest.raises(ConfigurationError, match="came through already"):
             proxy.at(1, action=print)
 
+    def test_waiting_for_idleness_ends_when_the_last_connection_does(self, proxy: FaultProxy) -> None:
+        with connected(proxy) as client:
+            client.sendall(b"x")
+            receive(client, 1)
+            assert not proxy.wait_idle(timeout=0)
+        assert proxy.wait_idle()
+
     def test_waiting_for_a_message_ends_when_it_comes(self, proxy: FaultProxy) -> None:
         assert not proxy.wait_for(1, direction="to_upstream", timeout=0)
         with connected(proxy) as client:
@@ -451,6 +459,7 @@ class TestPostgres:
                 pieces.sendall(stream[position : position + 1])
             receive(pieces, 3 * len(READY))
 
+        assert postgres_proxy.wait_idle()
         assert postgres_proxy.counts.to_upstream == 6
 
     @pytest.mark.parametrize("request_for_encryption", [SSL_REQUEST, GSS_REQUEST])

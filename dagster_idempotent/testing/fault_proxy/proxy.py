@@ -105,6 +105,10 @@ class FaultProxy:
         """Wait until message `n` of a direction came through; False when `timeout` seconds are over."""
         return self._plan.wait_for(n, Direction(direction), timeout)
 
+    def wait_idle(self, *, timeout: float = 30.0) -> bool:
+        """Wait until no connection is open, so that counts are final; False when `timeout` seconds are over."""
+        return self._plan.wait_idle(timeout)
+
     def stall(self) -> None:
         """Forward nothing, connections stay open; on return nothing moves any more."""
         self._call(self._set_stalled(stalled=True))
@@ -166,6 +170,9 @@ class FaultProxy:
             while True:
                 connection, _ = listener.accept()
                 connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+                if connection.family != socket.AF_UNIX:
+                    # Else each of many small messages would wait for the acknowledgement of the last.
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 task = self._loop.create_task(self._serve(connection))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -209,7 +216,7 @@ class FaultProxy:
         reader, writer = await asyncio.open_connection(sock=connection)
         link = Link(writer)
         self._links.add(link)
-        self._plan.count_connection()
+        self._plan.open_connection()
         try:
             if isinstance(self._upstream, tuple):
                 back, upstream = await asyncio.open_connection(*self._upstream)
@@ -225,6 +232,7 @@ class FaultProxy:
         finally:
             link.cut(reset=False)
             self._links.remove(link)
+            self._plan.end_connection()
 
     async def _pump(
         self,
