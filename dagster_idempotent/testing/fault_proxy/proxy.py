@@ -20,9 +20,10 @@ _CHUNK = 65536
 class FaultProxy:
     """A proxy to `upstream`: (host, port), "host:port", or the path of a unix socket.
 
-    `protocol` "postgres" makes a message one protocol message, so that numbers are the same in every run;
-    "raw" takes each chunk that was read for one. `listen` is a path for a unix socket; None takes a free port
-    of 127.0.0.1, which every later restart keeps. Runs in a thread of its own, from `start()` or `with`.
+    `protocol` "postgres" makes a message one protocol message, "http" a head or a body, so that numbers are
+    the same in every run; "raw" takes each chunk that was read for one. `listen` is a path for a unix socket;
+    None takes a free port of 127.0.0.1, which every later restart keeps. Runs in a thread of its own, from
+    `start()` or `with`.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class FaultProxy:
         return self._plan.wait_for(n, Direction(direction), timeout)
 
     def wait_idle(self, *, timeout: float = 30.0) -> bool:
-        """Wait until no connection is open, so that counts are final; False when `timeout` seconds are over."""
+        """Wait until no connection is open, so that counts are final; False after `timeout` seconds."""
         return self._plan.wait_idle(timeout)
 
     def stall(self) -> None:
