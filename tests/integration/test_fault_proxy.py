@@ -620,6 +620,13 @@ class TestAddresses:
         with pytest.raises(ConfigurationError, match="raw, postgres, http"):
             FaultProxy("127.0.0.1:1", protocol="mysql")
 
+    def test_an_address_that_is_taken_is_named(self, upstream: Upstream, tmp_path: Path) -> None:
+        path = tmp_path / "taken"
+        with FaultProxy(upstream.address, listen=path):
+            second = FaultProxy(upstream.address, listen=path)
+            with pytest.raises(ConfigurationError, match="cannot listen"):
+                second.start()
+
     def test_a_proxy_that_was_not_started_says_so(self) -> None:
         with pytest.raises(ConfigurationError, match="not running"):
             FaultProxy("127.0.0.1:1").stall()

@@ -69,11 +69,15 @@ class FaultProxy:
         return redirect_dsn(dsn, self.address)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to listen; raises ConfigurationError when the address is taken."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="fault-proxy", daemon=True)
         self._thread.start()
-        self._call(self._listen())
+        try:
+            self._call(self._listen())
+        except ConfigurationError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End all connections and the thread; raises the first error that an action raised."""
@@ -96,9 +100,9 @@ class FaultProxy:
     ) -> None:
         """Call `action` once, at message `n` (from 1, over all connections) of a direction.
 
-        Nothing moves in either direction while it runs, in a thread of its own; it may call this proxy. A
-        message whose connection the action cut is not forwarded: to kill a client *before* message n, kill it
-        and call `cut_all()`. An error in it is raised by `close()`.
+        Nothing moves in either direction while it runs, in a thread of its own; it may call this proxy, but
+        not `close()`. A message whose connection the action cut is not forwarded: to kill a client *before*
+        message n, kill it and call `cut_all()`. An error in it is raised by `close()`.
         """
         self._plan.add(n, Direction(direction), When(when), action)
 
