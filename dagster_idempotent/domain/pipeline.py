@@ -29,7 +29,8 @@ class Pipeline(Generic[Output]):
 
     Durations are timedeltas or texts such as "90s", "10m", "1h30m". `lease` is how long a silent worker keeps a
     task, `sender_lease` how long a silent sender keeps a call, `send_window` how long after its intent a request
-    may still put out bytes (shorter than `sender_lease`). Raises ConfigurationError naming the setting.
+    may still put out bytes (shorter than `sender_lease`). `version` is part of every identity: changing it makes
+    new tasks, changing code alone never does. Raises ConfigurationError naming the setting.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Pipeline(Generic[Output]):
         backoff: Backoff | None = None,
         budget: Budget | None = None,
         approval: Literal["spend", "publish"] | None = None,
+        version: str = "",
         sender_lease: str | timedelta = "30s",
         send_window: str | timedelta = "10s",
     ) -> None:
@@ -57,6 +59,7 @@ class Pipeline(Generic[Output]):
         self.send_window = _positive("send_window", send_window)
         self.max_attempts = _at_least_one("max_attempts", max_attempts)
         self.backoff = backoff or Backoff(base=timedelta(seconds=30), cap=timedelta(hours=1))
+        self.version = version
         self.budget = budget
         self.currency = _one_currency(budget)
         self.gate = Gate.NONE if approval is None else _one_of("approval", Gate, approval)

@@ -15,7 +15,13 @@ from dagster_idempotent.embedded.server import (
     status,
     stop,
 )
-from dagster_idempotent.embedded.urls import DATABASE, URL_VARIABLE, libpq_url, sqlalchemy_url
+from dagster_idempotent.embedded.urls import (
+    DATABASE,
+    URL_VARIABLE,
+    libpq_url,
+    sqlalchemy_url,
+    url_from_environment,
+)
 
 __all__ = [
     "DATABASE",
@@ -31,4 +37,5 @@ __all__ = [
     "start",
     "status",
     "stop",
+    "url_from_environment",
 ]

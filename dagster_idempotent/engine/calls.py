@@ -6,7 +6,8 @@ from typing import Generic, TypeVar, overload
 from pydantic import BaseModel, ValidationError
 
 from dagster_idempotent.domain.submission import CallKey, check_call_key
-from dagster_idempotent.engine.guard import CallResult, Guard, Request, Value
+from dagster_idempotent.engine.call_result import CallResult
+from dagster_idempotent.engine.guard import Guard, Request, Value
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import CandidateInvalid, ConfigurationError
 from dagster_idempotent.providers.protocol import Provider
@@ -16,13 +17,12 @@ Accepted = TypeVar("Accepted")
 
 
 class Calls(Generic[Request, Value]):
-    """The paid calls of one claimed task; `results` lists what was asked, in order, for metadata."""
+    """The paid calls of one claimed task, to one provider."""
 
     def __init__(self, work: Work, provider: Provider[Request, Value]) -> None:
         self._guard = Guard(work, provider)
         self._provider = provider
         self.work = work
-        self.results: list[CallResult[Value]] = []
 
     def call(self, call: str, request: Request) -> Value:
         """Return the answer of one call, stored or paid for now; see `Guard.call` for what it raises."""
@@ -68,7 +68,7 @@ class Calls(Generic[Request, Value]):
 
     def _call(self, key: CallKey, request: Request) -> CallResult[Value]:
         result = self._guard.call(key, request)
-        self.results.append(result)
+        self.work.results.append(result)
         return result
 
 

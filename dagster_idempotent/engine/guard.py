@@ -1,6 +1,6 @@
 """The guard: one paid call of a claimed task, sent at most once, replayed afterwards (R11-R17)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar, assert_never
 from uuid import uuid4
 
@@ -20,6 +20,7 @@ from dagster_idempotent.domain.submission import (
     next_step,
 )
 from dagster_idempotent.domain.task import HeldFor
+from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
 from dagster_idempotent.engine.sending import Sending
 from dagster_idempotent.engine.work import Work, get_task, lease_lost
@@ -45,20 +46,6 @@ Request = TypeVar("Request")
 Value = TypeVar("Value")
 # Seconds until a request may go again under the same key, after a resend that stayed in doubt too.
 RESEND_PAUSE = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallResult(Generic[Value]):
-    """The answer of a call; `replayed` tells whether it was paid for earlier, `settled_by` whose word it rests on."""
-
-    call_key: CallKey
-    value: Value
-    answer: Answer
-    replayed: bool
-    cost: Money | None
-    remote_ref: str | None
-    submission: int
-    settled_by: SettledBy
 
 
 class Guard(Generic[Request, Value]):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -13,6 +14,7 @@ from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import ENDED, HeldFor, Lease, Owner, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
+from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.heartbeat import Beat, Heartbeat
 from dagster_idempotent.engine.reconciliation import AnyProvider, reconcile_task
 from dagster_idempotent.errors import ConfigurationError, LeaseBusy, LeaseLost, TaskClosed, TaskHeld
@@ -24,7 +26,7 @@ AnyPipeline = Pipeline[BaseModel]
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """The right to work on `task`, as it was at the claim; `attempt` counts Dagster runs from 1."""
+    """The right to work on `task`, as it was at the claim; `results` lists its calls in the order they were made."""
 
     database: Database
     heartbeat: Heartbeat
@@ -32,6 +34,7 @@ class Work:
     task: Task
     lease: Lease
     beat: Beat | None = field(default=None, repr=False)
+    results: list[CallResult[Any]] = field(default_factory=list[CallResult[Any]], repr=False)
 
     @property
     def attempt(self) -> int:

@@ -39,6 +39,12 @@ def found_version(database: Database) -> str | None:
     return database.run(read)
 
 
+def is_behind(database: Database) -> bool:
+    """Whether the ledger is missing, or older than this library wants and upgradable."""
+    found = found_version(database)
+    return found is None or (found != wanted_version() and found in _known_versions())
+
+
 def check(database: Database) -> None:
     """Raise SchemaMismatch unless the schema is exactly the wanted one; it names the command that mends it."""
     found, wanted = found_version(database), wanted_version()
@@ -52,8 +58,7 @@ def check(database: Database) -> None:
             found=found,
             wanted=wanted,
         )
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if found in known:
+    if found in _known_versions():
         raise SchemaMismatch(
             f"{where} has the ledger schema {found}, this version of dagster-idempotent wants {wanted}. "
             f"Run `{UPGRADE_COMMAND}`.",
@@ -93,6 +98,10 @@ def upgrade_sql() -> str:
         f"INSERT INTO {SCHEMA}.alembic_version VALUES ('{wanted_version()}');"
     )
     return "\n".join(["BEGIN;", *texts, version, "COMMIT;"])
+
+
+def _known_versions() -> set[str]:
+    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
 
 
 def _position(path: Path) -> tuple[str, int]:

@@ -1,9 +1,11 @@
+import http.client
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given, strategies as st
@@ -11,6 +13,8 @@ from hypothesis import given, strategies as st
 from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.testing.fault_proxy import Direction, FaultProxy, When
 from dagster_idempotent.testing.fault_proxy.framing import PostgresFraming
+from dagster_idempotent.testing.fault_proxy.http_framing import HttpFraming
+from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 SSL_REQUEST = struct.pack("!II", 8, 80877103)
 GSS_REQUEST = struct.pack("!II", 8, 80877104)
@@ -186,10 +190,11 @@ class TestForwarding:
         with socket.socket() as reserved:
             reserved.bind(("127.0.0.1", 0))
             host, port = reserved.getsockname()
+            # The reset may come while the client still connects, or a moment later.
             with (
                 FaultProxy(f"{host}:{port}") as proxy,
-                connected(proxy) as client,
                 pytest.raises(ConnectionResetError),
+                connected(proxy) as client,
             ):
                 client.recv(1)
 
@@ -427,6 +432,13 @@ class TestActions:
         with pytest.raises(ConfigurationError, match="came through already"):
             proxy.at(1, action=print)
 
+    def test_waiting_for_idleness_ends_when_the_last_connection_does(self, proxy: FaultProxy) -> None:
+        with connected(proxy) as client:
+            client.sendall(b"x")
+            receive(client, 1)
+            assert not proxy.wait_idle(timeout=0)
+        assert proxy.wait_idle()
+
     def test_waiting_for_a_message_ends_when_it_comes(self, proxy: FaultProxy) -> None:
         assert not proxy.wait_for(1, direction="to_upstream", timeout=0)
         with connected(proxy) as client:
@@ -445,6 +457,7 @@ class TestPostgres:
                 pieces.sendall(stream[position : position + 1])
             receive(pieces, 3 * len(READY))
 
+        assert postgres_proxy.wait_idle()
         assert postgres_proxy.counts.to_upstream == 6
 
     @pytest.mark.parametrize("request_for_encryption", [SSL_REQUEST, GSS_REQUEST])
@@ -491,6 +504,87 @@ class TestPostgres:
         assert framing.rest() == b""
 
 
+HEADS_AND_BODIES = {
+    "a request without a body": (True, [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]),
+    "a request with a body": (True, [b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\n", b"\r\n\r\n"]),
+    "an empty body": (True, [b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"]),
+    "a chunked body": (
+        True,
+        [
+            b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"5;x=y\r\nab\r\nc\r\n",
+            b"A\r\n0123456789\r\n",
+            b"0\r\nTrailer: t\r\n\r\n",
+        ],
+    ),
+    "an interim response": (
+        False,
+        [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", b"ok"],
+    ),
+    "a response that has no body": (False, [b"HTTP/1.1 204 No Content\r\nContent-Length: 9\r\n\r\n"]),
+}
+
+
+def ask(proxy: FaultProxy) -> bytes:
+    with closing(http.client.HTTPConnection(*proxy.address, timeout=30)) as client:
+        client.request("POST", "/v1/chat/completions", b'{"messages": []}', {"Authorization": "Bearer x"})
+        return client.getresponse().read()
+
+
+class TestHttp:
+    @pytest.mark.parametrize("case", HEADS_AND_BODIES)
+    @given(sizes=st.lists(st.integers(min_value=1, max_value=60), min_size=1, max_size=60))
+    def test_the_same_stream_gives_the_same_messages_in_any_chunks(self, case: str, sizes: list[int]) -> None:
+        from_client, once = HEADS_AND_BODIES[case]
+        expected = [*once, *once]
+        stream = b"".join(expected)
+        framing = HttpFraming(from_client=from_client)
+        messages: list[bytes] = []
+        position = 0
+        for size in [*sizes, len(stream)]:
+            messages += framing.feed(stream[position : position + size])
+            position += size
+
+        assert messages == expected
+        assert framing.rest() == b""
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        ],
+    )
+    def test_what_has_no_readable_length_passes_as_it_comes(self, head: bytes) -> None:
+        framing = HttpFraming(from_client=False)
+
+        assert framing.feed(head + b"xyz\r\n") == [head, b"xyz\r\n"]
+        assert framing.feed(b"more") == [b"more"]
+
+    @pytest.mark.parametrize(
+        ("direction", "n", "when", "charges"),
+        [
+            ("to_upstream", 1, "before", 0),
+            ("to_upstream", 2, "before", 0),
+            ("to_client", 1, "before", 1),
+            ("to_client", 2, "before", 1),
+        ],
+    )
+    def test_a_provider_charged_when_the_whole_request_arrived_whatever_came_back(
+        self, tmp_path: Path, direction: str, n: int, when: str, charges: int
+    ) -> None:
+        with MeteredProvider.start(tmp_path) as provider:
+            upstream = urlsplit(provider.base_url).netloc
+            with FaultProxy(upstream, protocol="http") as proxy:
+                proxy.at(n, direction=direction, when=when, action=proxy.cut_all)
+                with pytest.raises((OSError, http.client.HTTPException)):
+                    ask(proxy)
+                assert proxy.wait_idle()
+
+            assert provider.charges == charges
+
+
 class TestAddresses:
     @pytest.mark.parametrize(
         ("given_dsn", "expected"),
@@ -517,8 +611,15 @@ class TestAddresses:
     def test_a_wrong_address_or_protocol_is_named(self) -> None:
         with pytest.raises(ConfigurationError, match="host:port"):
             FaultProxy("nowhere")
-        with pytest.raises(ConfigurationError, match="raw, postgres"):
+        with pytest.raises(ConfigurationError, match="raw, postgres, http"):
             FaultProxy("127.0.0.1:1", protocol="mysql")
+
+    def test_an_address_that_is_taken_is_named(self, upstream: Upstream, tmp_path: Path) -> None:
+        path = tmp_path / "taken"
+        with FaultProxy(upstream.address, listen=path):
+            second = FaultProxy(upstream.address, listen=path)
+            with pytest.raises(ConfigurationError, match="cannot listen"):
+                second.start()
 
     def test_a_proxy_that_was_not_started_says_so(self) -> None:
         with pytest.raises(ConfigurationError, match="not running"):

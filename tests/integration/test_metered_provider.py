@@ -572,3 +572,31 @@ class TestProcess:
 
         assert done.returncode == 2
         assert wrong in done.stderr
+
+
+class TestPlugin:
+    def test_the_fixture_gives_each_test_a_provider_with_an_empty_bill(self, tmp_path: Path) -> None:
+        module = tmp_path / "test_given.py"
+        module.write_text(
+            "import pytest\n"
+            "@pytest.mark.parametrize('run', [1, 2])\n"
+            "def test_given(metered_provider, tmp_path, run):\n"
+            "    assert metered_provider.charges == 0\n"
+            "    assert metered_provider.folder.is_relative_to(tmp_path)\n"
+        )
+        plugin = "dagster_idempotent.testing.pytest_plugin"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            plugin,
+            "--rootdir",
+            str(tmp_path),
+            str(module),
+        ]
+
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+        assert "2 passed" in done.stdout

@@ -4,11 +4,12 @@ import struct
 from typing import Protocol
 
 from dagster_idempotent.errors import ConfigurationError
+from dagster_idempotent.testing.fault_proxy.http_framing import HttpFraming
 
 _LENGTH = struct.Struct("!I")
 _LENGTH_AND_CODE = struct.Struct("!II")
 _ENCRYPTION_REQUESTS = {80877103, 80877104}  # SSLRequest, GSSENCRequest
-_PROTOCOLS = ("raw", "postgres")
+_PROTOCOLS = ("raw", "postgres", "http")
 
 
 class Framing(Protocol):
@@ -80,4 +81,6 @@ def framing_for(protocol: str, *, from_client: bool) -> Framing:
         return RawFraming()
     if protocol == "postgres":
         return PostgresFraming(from_client=from_client)
+    if protocol == "http":
+        return HttpFraming(from_client=from_client)
     raise ConfigurationError(f"found protocol {protocol!r}, expected one of {', '.join(_PROTOCOLS)}", field="protocol")

@@ -47,6 +47,7 @@ class Plan:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._connections = 0
+        self._open = 0
         self._counted = dict.fromkeys(Direction, 0)
         self._actions: dict[tuple[Direction, int, When], list[Action]] = {}
 
@@ -72,10 +73,16 @@ class Plan:
                 )
             self._actions.setdefault((direction, n, when), []).append(action)
 
-    def count_connection(self) -> None:
+    def open_connection(self) -> None:
         """Count a connection."""
         with self._changed:
             self._connections += 1
+            self._open += 1
+
+    def end_connection(self) -> None:
+        """Note that a connection is over."""
+        with self._changed:
+            self._open -= 1
             self._changed.notify_all()
 
     def count_message(self, direction: Direction) -> Strikes:
@@ -88,6 +95,11 @@ class Plan:
                 before=tuple(self._actions.pop((direction, number, When.BEFORE), ())),
                 after=tuple(self._actions.pop((direction, number, When.AFTER), ())),
             )
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until no connection is open; False when `timeout` seconds are over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._open, timeout)
 
     def wait_for(self, n: int, direction: Direction, timeout: float) -> bool:
         """Wait until message `n` was counted; False when `timeout` seconds are over."""

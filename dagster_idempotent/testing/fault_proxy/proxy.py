@@ -20,9 +20,10 @@ _CHUNK = 65536
 class FaultProxy:
     """A proxy to `upstream`: (host, port), "host:port", or the path of a unix socket.
 
-    `protocol` "postgres" makes a message one protocol message, so that numbers are the same in every run;
-    "raw" takes each chunk that was read for one. `listen` is a path for a unix socket; None takes a free port
-    of 127.0.0.1, which every later restart keeps. Runs in a thread of its own, from `start()` or `with`.
+    `protocol` "postgres" makes a message one protocol message, "http" a head or a body, so that numbers are
+    the same in every run; "raw" takes each chunk that was read for one. `listen` is a path for a unix socket;
+    None takes a free port of 127.0.0.1, which every later restart keeps. Runs in a thread of its own, from
+    `start()` or `with`.
     """
 
     def __init__(
@@ -68,11 +69,15 @@ class FaultProxy:
         return redirect_dsn(dsn, self.address)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to listen; raises ConfigurationError when the address is taken."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="fault-proxy", daemon=True)
         self._thread.start()
-        self._call(self._listen())
+        try:
+            self._call(self._listen())
+        except ConfigurationError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End all connections and the thread; raises the first error that an action raised."""
@@ -95,15 +100,19 @@ class FaultProxy:
     ) -> None:
         """Call `action` once, at message `n` (from 1, over all connections) of a direction.
 
-        Nothing moves in either direction while it runs, in a thread of its own; it may call this proxy. A
-        message whose connection the action cut is not forwarded: to kill a client *before* message n, kill it
-        and call `cut_all()`. An error in it is raised by `close()`.
+        Nothing moves in either direction while it runs, in a thread of its own; it may call this proxy, but
+        not `close()`. A message whose connection the action cut is not forwarded: to kill a client *before*
+        message n, kill it and call `cut_all()`. An error in it is raised by `close()`.
         """
         self._plan.add(n, Direction(direction), When(when), action)
 
     def wait_for(self, n: int, *, direction: Direction | str, timeout: float = 30.0) -> bool:
         """Wait until message `n` of a direction came through; False when `timeout` seconds are over."""
         return self._plan.wait_for(n, Direction(direction), timeout)
+
+    def wait_idle(self, *, timeout: float = 30.0) -> bool:
+        """Wait until no connection is open, so that counts are final; False after `timeout` seconds."""
+        return self._plan.wait_idle(timeout)
 
     def stall(self) -> None:
         """Forward nothing, connections stay open; on return nothing moves any more."""
@@ -166,6 +175,9 @@ class FaultProxy:
             while True:
                 connection, _ = listener.accept()
                 connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+                if connection.family != socket.AF_UNIX:
+                    # Else each of many small messages would wait for the acknowledgement of the last.
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 task = self._loop.create_task(self._serve(connection))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -209,7 +221,7 @@ class FaultProxy:
         reader, writer = await asyncio.open_connection(sock=connection)
         link = Link(writer)
         self._links.add(link)
-        self._plan.count_connection()
+        self._plan.open_connection()
         try:
             if isinstance(self._upstream, tuple):
                 back, upstream = await asyncio.open_connection(*self._upstream)
@@ -225,6 +237,7 @@ class FaultProxy:
         finally:
             link.cut(reset=False)
             self._links.remove(link)
+            self._plan.end_connection()
 
     async def _pump(
         self,

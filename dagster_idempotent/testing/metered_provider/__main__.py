@@ -19,6 +19,7 @@ When it is ready it prints one line of JSON (also in FOLDER/address.json):
   {"base_url": "http://127.0.0.1:4010/v1", "control_url": "http://127.0.0.1:4010", "port": 4010, "pid": 99}
 
 Ask for an answer, then read the bill:
+  BASE=http://127.0.0.1:4010
   curl $BASE/v1/chat/completions -H 'Authorization: Bearer any' -H 'Idempotency-Key: week-32' \\
        -d '{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
   curl $BASE/bill                                   what was charged

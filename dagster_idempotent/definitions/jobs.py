@@ -1,0 +1,139 @@
+"""Jobs and assets of one pipeline, from one graph."""
+
+# pyright: reportUnknownMemberType=false - Dagster's own signatures are partly unknown
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dagster as dg
+from pydantic import BaseModel
+
+from dagster_idempotent.definitions.keys import AnyPartitions, check_partitions, tags_of
+from dagster_idempotent.definitions.ops import (
+    Channels,
+    allocate_op,
+    collect_op,
+    deliver_op,
+    persist_op,
+    provider_parameters,
+    transform_op,
+)
+from dagster_idempotent.definitions.signatures import Body
+from dagster_idempotent.domain.pipeline import Pipeline
+
+AnyPipeline = Pipeline[BaseModel]
+
+
+def idempotent_graph(
+    pipeline: AnyPipeline,
+    *,
+    collect: Body,
+    transform: Body,
+    deliver: Channels | None = None,
+    name: str | None = None,
+    partitions_def: AnyPartitions | None = None,
+    allow_straddling: bool = False,
+) -> dg.GraphDefinition:
+    """Make the graph allocate → collect → transform → persist → deliver; its result is the accepted output."""
+    check_partitions(pipeline, partitions_def, allow_straddling=allow_straddling)
+    channels = deliver or {}
+    providers = provider_parameters(transform)
+    allocating = allocate_op(pipeline, partitions_def=partitions_def, allow_straddling=allow_straddling)
+    collecting = collect_op(pipeline, collect, providers=providers)
+    transforming = transform_op(pipeline, transform, providers=providers)
+    persisting = persist_op(pipeline, channels=channels, providers=providers)
+    delivering = deliver_op(pipeline, channels) if channels else None
+
+    @dg.graph(name=name or pipeline.name, description=transform.__doc__)
+    def stages() -> Any:  # noqa: ANN401 - a handle, while the graph is put together
+        task = allocating()
+        collected = collecting(task)
+        result = persisting(collected, transforming(collected))
+        if delivering is not None:
+            delivering(collected, result)
+        return result
+
+    return stages
+
+
+def idempotent_job(
+    pipeline: AnyPipeline,
+    *,
+    collect: Body,
+    transform: Body,
+    deliver: Channels | None = None,
+    name: str | None = None,
+    partitions_def: AnyPartitions | None = None,
+    allow_straddling: bool = False,
+    config: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+    **options: Any,  # noqa: ANN401 - passed to GraphDefinition.to_job as they are
+) -> dg.JobDefinition:
+    """Make the job of a pipeline; each partition, each tick, each explicit key is one task.
+
+    `config` is run config for every launch. Further options are those of `GraphDefinition.to_job`.
+    """
+    graph = idempotent_graph(
+        pipeline,
+        collect=collect,
+        transform=transform,
+        deliver=deliver,
+        name=f"{name or pipeline.name}_stages",
+        partitions_def=partitions_def,
+        allow_straddling=allow_straddling,
+    )
+    return graph.to_job(
+        name=name or pipeline.name,
+        config=_config(pipeline, partitions_def, config or {}),
+        tags=tags,
+        **options,
+    )
+
+
+def idempotent_asset(
+    pipeline: AnyPipeline,
+    *,
+    collect: Body,
+    deliver: Channels | None = None,
+    name: str | None = None,
+    partitions_def: AnyPartitions | None = None,
+    allow_straddling: bool = False,
+    **options: Any,  # noqa: ANN401 - passed to AssetsDefinition.from_graph as they are
+) -> Callable[[Body], dg.AssetsDefinition]:
+    """Make an asset of a transform function: materialised from the UI, a schedule or a backfill, one task a partition.
+
+    Further options are those of `AssetsDefinition.from_graph`.
+    """
+
+    def decorate(transform: Body) -> dg.AssetsDefinition:
+        asset_name = name or getattr(transform, "__name__", pipeline.name)
+        graph = idempotent_graph(
+            pipeline,
+            collect=collect,
+            transform=transform,
+            deliver=deliver,
+            name=asset_name,
+            partitions_def=partitions_def,
+            allow_straddling=allow_straddling,
+        )
+        return dg.AssetsDefinition.from_graph(
+            graph,
+            keys_by_output_name={"result": dg.AssetKey([asset_name])},
+            partitions_def=partitions_def,
+            **options,
+        )
+
+    return decorate
+
+
+def _config(
+    pipeline: AnyPipeline, partitions_def: AnyPartitions | None, config: Mapping[str, Any]
+) -> dg.PartitionedConfig[AnyPartitions] | Mapping[str, Any] | None:
+    """Return run config that, for partitioned jobs, also tags each run with its identity."""
+    if partitions_def is None:
+        return config or None
+    return dg.PartitionedConfig(
+        partitions_def=partitions_def,
+        run_config_for_partition_key_fn=lambda _: config,
+        tags_for_partition_key_fn=lambda key: tags_of(pipeline, partitions_def, key),
+    )
