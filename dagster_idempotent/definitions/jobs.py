@@ -1,6 +1,7 @@
 """Jobs and assets of one pipeline, from one graph."""
 
-# pyright: reportUnknownMemberType=false - Dagster's own signatures are partly unknown
+# Dagster's own signatures are partly unknown to a type checker.
+# pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,7 +51,8 @@ def idempotent_graph(
         collected = collecting(task)
         result = persisting(collected, transforming(collected))
         if delivering is not None:
-            delivering(collected, result)
+            # Dagster allows no leaf beside an asset's output, so delivery hands the result through.
+            return delivering(collected, result)
         return result
 
     return stages

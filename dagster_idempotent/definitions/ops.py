@@ -192,7 +192,7 @@ def persist_op(
 def deliver_op(pipeline: AnyPipeline, channels: Channels, *, name: str = "deliver") -> dg.OpDefinition:
     """Make the op that delivers a completed task's outbox messages; it claims nothing and creates nothing."""
 
-    def deliver(context: dg.OpExecutionContext, given: Mapping[str, Any]) -> None:
+    def deliver(context: dg.OpExecutionContext, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the accepted output
         restore_retries(context)
         ledger: LedgerResource = given["ledger"]
         try:
@@ -202,6 +202,7 @@ def deliver_op(pipeline: AnyPipeline, channels: Channels, *, name: str = "delive
             stop(context, error)
         context.add_output_metadata({**metadata.of_task(task), **metadata.of_deliveries(deliveries)})
         _check_delivered(context, task, [delivery.message for delivery in deliveries])
+        return given["result"]
 
     return make_op(
         deliver,

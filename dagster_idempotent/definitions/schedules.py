@@ -1,6 +1,7 @@
 """Schedules: the key is derived from the tick, with no I/O; an exception here would lose the tick."""
 
-# pyright: reportUnknownMemberType=false - Dagster's own signatures are partly unknown
+# Dagster's own signatures are partly unknown to a type checker.
+# pyright: reportUnknownMemberType=false
 
 from datetime import UTC
 from typing import Any

@@ -102,7 +102,7 @@ def make_op(
 
 
 def _is_resource(annotation: object) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, dg.ConfigurableResource):
-        return True
+    if isinstance(annotation, type):
+        return issubclass(annotation, dg.ConfigurableResource)
     # dg.ResourceParam[...] is an Annotated type whose metadata Dagster reads.
     return bool(getattr(annotation, "__metadata__", ()))
