@@ -1,3 +1,79 @@
-"""Scheduled, paid work in Dagster that is safe to retry."""
+"""Scheduled, paid work in Dagster that is safe to retry: one task, one result, one charge.
+
+The names below are the public API. They are loaded when they are first used, so that the command line and the
+metered provider start without loading Dagster.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_idempotent.definitions.jobs import idempotent_asset, idempotent_graph, idempotent_job
+    from dagster_idempotent.definitions.ops import allocate_op, collect_op, deliver_op, persist_op, transform_op
+    from dagster_idempotent.definitions.partitions import by_subject, iso_week_partitions
+    from dagster_idempotent.definitions.resources import (
+        AllocatorResource,
+        GuardedChatCompletionsResource,
+        GuardedProviderResource,
+        LedgerResource,
+    )
+    from dagster_idempotent.definitions.schedules import idempotent_schedule
+    from dagster_idempotent.domain.backoff import Backoff
+    from dagster_idempotent.domain.identity import Identity
+    from dagster_idempotent.domain.money import Budget, Money
+    from dagster_idempotent.domain.pipeline import Pipeline
+    from dagster_idempotent.domain.task import Raw, Task
+    from dagster_idempotent.engine.file_channel import FileChannel
 
 __version__ = "0.1.0"
+__all__ = [
+    "AllocatorResource",
+    "Backoff",
+    "Budget",
+    "FileChannel",
+    "GuardedChatCompletionsResource",
+    "GuardedProviderResource",
+    "Identity",
+    "LedgerResource",
+    "Money",
+    "Pipeline",
+    "Raw",
+    "Task",
+    "allocate_op",
+    "by_subject",
+    "collect_op",
+    "deliver_op",
+    "idempotent_asset",
+    "idempotent_graph",
+    "idempotent_job",
+    "idempotent_schedule",
+    "iso_week_partitions",
+    "persist_op",
+    "transform_op",
+]
+
+_HOMES = {
+    "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
+    "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
+    "definitions.partitions": ("by_subject", "iso_week_partitions"),
+    "definitions.resources": (
+        "AllocatorResource",
+        "GuardedChatCompletionsResource",
+        "GuardedProviderResource",
+        "LedgerResource",
+    ),
+    "definitions.schedules": ("idempotent_schedule",),
+    "domain.backoff": ("Backoff",),
+    "domain.identity": ("Identity",),
+    "domain.money": ("Budget", "Money"),
+    "domain.pipeline": ("Pipeline",),
+    "domain.task": ("Raw", "Task"),
+    "engine.file_channel": ("FileChannel",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -242,9 +242,9 @@ def _providers(given: Mapping[str, Any]) -> list[AnyProvider]:
 
 
 def _launch(context: dg.OpExecutionContext) -> Mapping[str, object]:
-    """Return what it takes to launch this run again; credentials are not part of a run's config."""
+    """Return what it takes to launch this run again; resource config may hold secrets and is left out."""
     return {
         "job": context.job_name,
         "partition_key": context.partition_key if context.has_partition_key else None,
-        "run_config": dict(context.run.run_config),
+        "ops": context.run.run_config.get("ops", {}),
     }

@@ -93,7 +93,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Artifact:
+class Raw:
     """What collect stored: the first writer's bytes, whoever reads them."""
 
     name: str

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.domain.task import Artifact, Task, TaskStatus
+from dagster_idempotent.domain.task import Raw, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.work import AnyPipeline, Work, lease_lost
 from dagster_idempotent.errors import CandidateInvalid, ConfigurationError, PayloadPruned, TaskNotFound
@@ -33,7 +33,7 @@ class Persisted:
     accepted_now: bool
 
 
-def collect(work: Work, function: Callable[[], Collected]) -> tuple[Artifact, bool]:
+def collect(work: Work, function: Callable[[], Collected]) -> tuple[Raw, bool]:
     """Return the task's raw artifact and whether it was collected now; a stored one is never collected again."""
     pipeline, task_id = work.lease.pipeline, work.lease.task_id
     stored = work.database.run(lambda c: artifacts.get(c, pipeline, task_id, RAW))
@@ -46,7 +46,7 @@ def collect(work: Work, function: Callable[[], Collected]) -> tuple[Artifact, bo
     return get_raw(work.database, pipeline, task_id), first
 
 
-def get_raw(database: Database, pipeline: str, task_id: TaskId) -> Artifact:
+def get_raw(database: Database, pipeline: str, task_id: TaskId) -> Raw:
     """Read the raw artifact by task, whichever run stored it."""
     stored = database.run(lambda c: artifacts.get(c, pipeline, task_id, RAW))
     if stored is None:
