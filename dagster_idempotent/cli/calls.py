@@ -1,7 +1,9 @@
 """`calls`: the paid calls of tasks, and an operator's word about those in doubt."""
 
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -26,6 +28,7 @@ from dagster_idempotent.engine import resolutions
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task, unknown_call
 from dagster_idempotent.engine.operator_look_up import look_up
+from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.resolutions import Evidence, Proof
 from dagster_idempotent.store import listing
 
@@ -153,7 +156,7 @@ def reconcile(
     """
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)
-        asked = [] if dry_run else load_providers(providers)
+        asked: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
         found = look_up(database, ref, call, asked, dry_run=dry_run)
         print_rows(
             [{"call_key": each.call_key, "provider": each.provider, "settled": each.settled} for each in found],
@@ -199,7 +202,7 @@ def resolve(
     call: str,
     proof: str,
     evidence: str,
-    answer: click.utils.LazyFile | None,
+    answer: BinaryIO | None,
     remote_ref: str | None,
     cost: Money | None,
 ) -> None:
