@@ -30,6 +30,7 @@ from dagster_idempotent.embedded.__main__ import main
 from dagster_idempotent.errors import ConfigurationError, EmbeddedPostgresError
 
 PACKAGE = Path(cast("str", embedded.__file__)).parents[1]
+IMPORTS = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 START = """
 import sys
 from pathlib import Path
@@ -74,7 +75,7 @@ class Person:
     """Somebody who runs Python: ourselves, or an ordinary user with a readable interpreter."""
 
     python: str = sys.executable
-    path: str = str(PACKAGE.parent)
+    path: str = IMPORTS
     variables: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     uid: int | None = None
     gid: int | None = None
@@ -326,7 +327,7 @@ def test_binaries_behind_a_private_folder_work(folder: Path, tmp_path: Path) -> 
             shutil.copytree(found, site / found.name, symlinks=True)
     homes = Path("/var/lib/dagster-idempotent")
     before = set(homes.glob("wheel-*"))
-    person = Person(path=os.pathsep.join([str(site), str(PACKAGE.parent)]))
+    person = Person(path=os.pathsep.join([str(site), IMPORTS]))
     try:
         assert len(set(starts(person, folder, 2))) == 1
         assert embedded.stop(folder)
@@ -431,7 +432,7 @@ def broken_wheel(tmp_path: Path, **modes: int) -> Person:
     for name, mode in modes.items():
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(mode)
-    return Person(path=os.pathsep.join([str(tmp_path / "site"), str(PACKAGE.parent)]))
+    return Person(path=os.pathsep.join([str(tmp_path / "site"), IMPORTS]))
 
 
 @pytest.mark.parametrize(
