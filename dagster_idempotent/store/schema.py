@@ -3,15 +3,13 @@
 from pathlib import Path
 
 import psycopg
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, pool
 
 from dagster_idempotent.errors import SchemaMismatch
 from dagster_idempotent.store.database import Database, describe
 
 SCHEMA = "dagster_idempotent"
+# Every version there has been, oldest first: a check at start-up need not load the migrations.
+VERSIONS = ("0001",)
 UPGRADE_COMMAND = "dagster-idempotent schema upgrade"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # Any fixed number will do: it must only be the same in every version of this library.
@@ -20,10 +18,7 @@ _MIGRATION_LOCK = 6_402_117_733_051
 
 def wanted_version() -> str:
     """Return the schema version that this library is written for."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    if head is None:
-        raise SchemaMismatch("This installation has no migrations: reinstall dagster-idempotent.")
-    return head
+    return VERSIONS[-1]
 
 
 def found_version(database: Database) -> str | None:
@@ -42,7 +37,7 @@ def found_version(database: Database) -> str | None:
 def is_behind(database: Database) -> bool:
     """Whether the ledger is missing, or older than this library wants and upgradable."""
     found = found_version(database)
-    return found is None or (found != wanted_version() and found in _known_versions())
+    return found is None or (found != wanted_version() and found in VERSIONS)
 
 
 def check(database: Database) -> None:
@@ -58,7 +53,7 @@ def check(database: Database) -> None:
             found=found,
             wanted=wanted,
         )
-    if found in _known_versions():
+    if found in VERSIONS:
         raise SchemaMismatch(
             f"{where} has the ledger schema {found}, this version of dagster-idempotent wants {wanted}. "
             f"Run `{UPGRADE_COMMAND}`.",
@@ -75,6 +70,11 @@ def check(database: Database) -> None:
 
 def upgrade(database: Database) -> str:
     """Create or upgrade the ledger schema; return its version. Two processes at once are safe."""
+    # Alembic and SQLAlchemy take longer to load than the rest of a run's start; only an upgrade needs them.
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
+    from sqlalchemy import create_engine, pool  # noqa: PLC0415
+
     engine = create_engine(
         "postgresql+psycopg://", creator=lambda: psycopg.connect(database.url), poolclass=pool.NullPool
     )
@@ -83,7 +83,8 @@ def upgrade(database: Database) -> str:
         # Bound to this transaction, so that a connection pooler in between does no harm.
         plain.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
         plain.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-        config = _config()
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return wanted_version()
@@ -100,16 +101,6 @@ def upgrade_sql() -> str:
     return "\n".join(["BEGIN;", *texts, version, "COMMIT;"])
 
 
-def _known_versions() -> set[str]:
-    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-
-
 def _position(path: Path) -> tuple[str, int]:
     number, part = path.stem.split("_", 1)
     return number, ("tables", "triggers", "work", "sending").index(part)
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    return config

@@ -568,7 +568,7 @@ def test_the_default_folder_follows_the_environment(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert embedded.default_folder() == tmp_path / ".local" / "share" / "dagster-idempotent" / "postgres"
     monkeypatch.setenv("HOME", str(tmp_path / "missing"))
-    assert embedded.default_folder().is_relative_to("/var/tmp")  # noqa: S108 - the rule itself
+    assert embedded.default_folder().is_relative_to("/var/tmp")
 
 
 @contextmanager
