@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,8 @@ class Crew:
 
     def dismiss(self) -> None:
         for worker in self._workers:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             worker.close()
         self._workers.clear()
 

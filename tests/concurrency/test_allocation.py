@@ -1,8 +1,11 @@
 """Many processes allocate at once (R2, R3, R6)."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
+
+if TYPE_CHECKING:
+    from tests.conftest import Crew
 
 ROUNDS = 10
 PROCESSES = 32
@@ -13,7 +16,7 @@ def values(answers: list[Any]) -> list[Any]:
     return [answer["value"] for answer in answers]
 
 
-def test_32_first_time_callers_get_32_numbers_without_a_gap(crew: Any, ledger_url: str) -> None:
+def test_32_first_time_callers_get_32_numbers_without_a_gap(crew: "Crew", ledger_url: str) -> None:
     workers = crew.connected(PROCESSES, url=ledger_url)
     for month in range(1, ROUNDS + 1):
         instant = f"2026-{month:02}-12T00:00:00+00:00"
@@ -24,7 +27,7 @@ def test_32_first_time_callers_get_32_numbers_without_a_gap(crew: Any, ledger_ur
 
 
 def test_32_callers_with_one_key_get_one_task(
-    crew: Any, ledger_url: str, sql: psycopg.Connection[dict[str, Any]]
+    crew: "Crew", ledger_url: str, sql: psycopg.Connection[dict[str, Any]]
 ) -> None:
     workers = crew.connected(PROCESSES, url=ledger_url)
     for month in range(1, ROUNDS + 1):

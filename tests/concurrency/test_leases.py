@@ -1,10 +1,15 @@
 """Many processes want one task (R23, R25-R29)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+
+from dagster_idempotent.testing.metered_provider import MeteredProvider
+
+if TYPE_CHECKING:
+    from tests.conftest import Crew
 
 Sql = psycopg.Connection[dict[str, Any]]
 PROCESSES = 32
@@ -23,16 +28,18 @@ def expire(sql: Sql, until: Callable[..., object]) -> Callable[[str], None]:
 
     def wait(task_id: str) -> None:
         until(
-            lambda: sql.execute(
-                "SELECT FROM dagster_idempotent.tasks WHERE task_id = %s AND lease_expires_at < clock_timestamp()",
-                [task_id],
-            ).rowcount
+            lambda: (
+                sql.execute(
+                    "SELECT FROM dagster_idempotent.tasks WHERE task_id = %s AND lease_expires_at < clock_timestamp()",
+                    [task_id],
+                ).rowcount
+            )
         )
 
     return wait
 
 
-def test_of_32_claims_at_once_one_holds_the_lease(crew: Any, ledger_url: str, sql: Sql) -> None:
+def test_of_32_claims_at_once_one_holds_the_lease(crew: "Crew", ledger_url: str, sql: Sql) -> None:
     workers = crew.connected(PROCESSES, url=ledger_url)
     for number in range(3):
         task_id = workers[0].ask("allocate", subject=f"tenant-{number}")
@@ -46,7 +53,7 @@ def test_of_32_claims_at_once_one_holds_the_lease(crew: Any, ledger_url: str, sq
 
 
 def test_of_32_takeovers_of_an_expired_lease_one_succeeds(
-    crew: Any, ledger_url: str, sql: Sql, expire: Callable[[str], None]
+    crew: "Crew", ledger_url: str, sql: Sql, expire: Callable[[str], None]
 ) -> None:
     workers = crew.connected(PROCESSES, url=ledger_url, pipeline={**SHORT, "lease": "1s"})
     task_id = workers[0].ask("allocate")
@@ -58,7 +65,7 @@ def test_of_32_takeovers_of_an_expired_lease_one_succeeds(
     assert task_row(sql, task_id)["attempts"] == 2
 
 
-def test_of_32_takeovers_from_a_finished_run_one_succeeds(crew: Any, ledger_url: str, sql: Sql) -> None:
+def test_of_32_takeovers_from_a_finished_run_one_succeeds(crew: "Crew", ledger_url: str, sql: Sql) -> None:
     workers = crew.connected(PROCESSES, url=ledger_url)
     task_id = workers[0].ask("allocate")
     workers[0].ask("claim", task_id=task_id, owner="first")
@@ -68,7 +75,9 @@ def test_of_32_takeovers_from_a_finished_run_one_succeeds(crew: Any, ledger_url:
     assert (task_row(sql, task_id)["fencing_token"], task_row(sql, task_id)["attempts"]) == (2, 2)
 
 
-def test_an_owner_told_of_earlier_is_no_ground_to_take_over_a_later_lease(ledger_url: str, crew: Any, sql: Sql) -> None:
+def test_an_owner_told_of_earlier_is_no_ground_to_take_over_a_later_lease(
+    ledger_url: str, crew: "Crew", sql: Sql
+) -> None:
     first, second, third = crew.connected(3, url=ledger_url)
     task_id = first.ask("allocate")
     first.ask("claim", task_id=task_id, owner="first")
@@ -86,7 +95,7 @@ def test_an_owner_told_of_earlier_is_no_ground_to_take_over_a_later_lease(ledger
 
 
 def test_re_entry_keeps_token_and_count_also_after_an_expiry(
-    crew: Any, ledger_url: str, sql: Sql, expire: Callable[[str], None]
+    crew: "Crew", ledger_url: str, sql: Sql, expire: Callable[[str], None]
 ) -> None:
     (worker,) = crew.connected(1, url=ledger_url, pipeline=SHORT)
     task_id = worker.ask("allocate")
@@ -100,7 +109,7 @@ def test_re_entry_keeps_token_and_count_also_after_an_expiry(
     assert row == {"live": True}
 
 
-def test_re_entry_after_a_failure_leaves_the_status(crew: Any, ledger_url: str, sql: Sql) -> None:
+def test_re_entry_after_a_failure_leaves_the_status(crew: "Crew", ledger_url: str, sql: Sql) -> None:
     (worker,) = crew.connected(1, url=ledger_url)
     task_id = worker.ask("allocate")
     worker.ask("claim", task_id=task_id, owner="run")
@@ -111,7 +120,7 @@ def test_re_entry_after_a_failure_leaves_the_status(crew: Any, ledger_url: str, 
 
 
 def test_a_failed_task_is_another_runs_only_after_the_lease(
-    crew: Any, ledger_url: str, expire: Callable[[str], None]
+    crew: "Crew", ledger_url: str, expire: Callable[[str], None]
 ) -> None:
     first, second = crew.connected(2, url=ledger_url, pipeline=SHORT)
     task_id = first.ask("allocate")
@@ -122,7 +131,7 @@ def test_a_failed_task_is_another_runs_only_after_the_lease(
     assert second.ask("claim", task_id=task_id, owner="second") == {"token": 2, "attempt": 2}
 
 
-def test_a_stale_worker_changes_nothing_and_learns_who_owns_the_task(crew: Any, ledger_url: str, sql: Sql) -> None:
+def test_a_stale_worker_changes_nothing_and_learns_who_owns_the_task(crew: "Crew", ledger_url: str, sql: Sql) -> None:
     stale, owner = crew.connected(2, url=ledger_url)
     task_id = stale.ask("allocate")
     stale.ask("claim", task_id=task_id, owner="stale")
@@ -139,7 +148,7 @@ def test_a_stale_worker_changes_nothing_and_learns_who_owns_the_task(crew: Any, 
     assert owner.ask("persist", title="owner")["accepted_now"] is True
 
 
-def test_a_stale_worker_pays_for_nothing(crew: Any, ledger_url: str, metered_provider: Any) -> None:
+def test_a_stale_worker_pays_for_nothing(crew: "Crew", ledger_url: str, metered_provider: MeteredProvider) -> None:
     provider = {"base_url": metered_provider.base_url, "api_key_variable": "K"}
     stale, owner = crew.connected(2, url=ledger_url, provider=provider, environment={"K": "k"})
     task_id = stale.ask("allocate")
@@ -150,7 +159,7 @@ def test_a_stale_worker_pays_for_nothing(crew: Any, ledger_url: str, metered_pro
     assert metered_provider.charges == 0
 
 
-def test_two_persists_at_once_leave_the_first_output_and_one_message(crew: Any, ledger_url: str, sql: Sql) -> None:
+def test_two_persists_at_once_leave_the_first_output_and_one_message(crew: "Crew", ledger_url: str, sql: Sql) -> None:
     workers = crew.connected(8, url=ledger_url)
     for number in range(5):
         task_id = workers[0].ask("allocate", subject=f"tenant-{number}")
@@ -165,7 +174,7 @@ def test_two_persists_at_once_leave_the_first_output_and_one_message(crew: Any, 
         assert [message["payload"]["title"] for message in messages] == accepted
 
 
-def test_a_completed_task_is_not_claimed_again(crew: Any, ledger_url: str) -> None:
+def test_a_completed_task_is_not_claimed_again(crew: "Crew", ledger_url: str) -> None:
     first, second = crew.connected(2, url=ledger_url)
     task_id = first.ask("allocate")
     first.ask("claim", task_id=task_id, owner="first")
@@ -174,7 +183,9 @@ def test_a_completed_task_is_not_claimed_again(crew: Any, ledger_url: str) -> No
     assert (answer["error"], answer["facts"]["status"]) == ("TaskClosed", "completed")
 
 
-def test_a_claim_waits_while_a_sender_is_alive(crew: Any, ledger_url: str, sql: Sql, metered_provider: Any) -> None:
+def test_a_claim_waits_while_a_sender_is_alive(
+    crew: "Crew", ledger_url: str, sql: Sql, metered_provider: MeteredProvider
+) -> None:
     provider = {"base_url": metered_provider.base_url, "api_key_variable": "K", "look_up_path": "/lookup"}
     settings = {"pipeline": SHORT, "provider": provider, "environment": {"K": "k"}}
     first, second = crew.connected(2, url=ledger_url, **settings)
@@ -195,7 +206,7 @@ def test_a_claim_waits_while_a_sender_is_alive(crew: Any, ledger_url: str, sql: 
     assert metered_provider.charges == 1
 
 
-def test_attempts_spent_make_a_dead_letter_that_nobody_claims(crew: Any, ledger_url: str, sql: Sql) -> None:
+def test_attempts_spent_make_a_dead_letter_that_nobody_claims(crew: "Crew", ledger_url: str, sql: Sql) -> None:
     (worker,) = crew.connected(1, url=ledger_url, pipeline={"max_attempts": 2})
     task_id = worker.ask("allocate")
     for number in range(2):

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.money import Budget, Money
 from dagster_idempotent.domain.pipeline import Pipeline
-from dagster_idempotent.domain.task import HeldFor, Lease
+from dagster_idempotent.domain.task import HeldFor
 from dagster_idempotent.engine import relay, stages
 from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.engine.calls import Calls
