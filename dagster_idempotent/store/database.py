@@ -115,13 +115,19 @@ class Database:
             reason = f"all {self._max_connections} connections of this process stayed busy"
             raise self._unavailable(reason, self._patience) from error
 
-    def connect(self, *, timeout: float = LONGEST_CONNECT) -> Connection:
-        """Open one connection of the caller's own, outside the pool; the caller closes it."""
+    def connect(self, *, timeout: float = LONGEST_CONNECT, lock_wait: timedelta | None = None) -> Connection:
+        """Open one connection of the caller's own, outside the pool; the caller closes it.
+
+        `timeout` is in seconds; `lock_wait` bounds how long a statement waits for a lock.
+        """
         # libpq counts whole seconds and takes less than two for two.
         seconds = math.ceil(min(max(timeout, 2.0), LONGEST_CONNECT))
         connection = Connection.connect(self._url, connect_timeout=seconds, **_ARGUMENTS)
         try:
             _configure(connection)
+            if lock_wait is not None:
+                wait = f"{lock_wait // timedelta(milliseconds=1)}ms"
+                connection.execute("SELECT set_config('lock_timeout', %s, false)", [wait])
         except BaseException:
             connection.close()
             raise
