@@ -4,6 +4,7 @@ The `http` extra brings httpcore. It is used below the level of httpx because on
 by a check.
 """
 
+import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -125,13 +126,13 @@ def _watched_backend(window: SendWindow) -> "httpcore.NetworkBackend":
         def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
             return self._stream.read(max_bytes, timeout)
 
-        def write(self, buffer: bytes, timeout: float | None = None) -> None:
-            # In pieces, so that a body that crawls out is cut off when the window ends, not when it is through.
-            for start in range(0, len(buffer), PIECE):
-                window.before_write()
-                piece = buffer[start : start + PIECE]
-                left = max(window.remaining(), 0.001)
-                self._stream.write(piece, left if timeout is None else min(timeout, left))
+        def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - the window is shorter
+            try:
+                _write(self._stream.get_extra_info("socket"), buffer, window)
+            except TimeoutError as error:
+                raise httpcore.WriteTimeout(str(error)) from error
+            except OSError as error:
+                raise httpcore.WriteError(str(error)) from error
 
         def close(self) -> None:
             self._stream.close()
@@ -171,6 +172,18 @@ def _watched_backend(window: SendWindow) -> "httpcore.NetworkBackend":
             return WatchedStream(self._backend.connect_unix_socket(path, timeout, socket_options))
 
     return WatchedBackend()
+
+
+def _write(raw: socket.socket, buffer: bytes, window: SendWindow) -> None:
+    """Write to a socket, plain or TLS, asking the window before every part that the kernel takes.
+
+    The stream's own `write` would go on with a full timeout for each part, however long a body crawls.
+    """
+    left = memoryview(buffer)
+    while left:
+        window.before_write()
+        raw.settimeout(max(window.remaining(), 0.001))
+        left = left[raw.send(left[:PIECE]) :]
 
 
 PIECE = 64 * 1024

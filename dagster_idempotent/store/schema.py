@@ -76,7 +76,11 @@ def upgrade(database: Database) -> str:
     from sqlalchemy import create_engine, pool  # noqa: PLC0415
 
     engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(database.url), poolclass=pool.NullPool
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(database.url),
+        poolclass=pool.NullPool,
+        # Under a stricter default of the server, who waited for the lock would not see what was done meanwhile.
+        isolation_level="READ COMMITTED",
     )
     with engine.begin() as connection:
         plain = connection.execution_options(no_parameters=True)
