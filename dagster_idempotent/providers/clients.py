@@ -75,14 +75,14 @@ def httpx_client(exchange: Exchange, provider: HttpProvider, module: Any, **opti
     """Return a `Client` of `module`, httpx or httpx2, whose paid requests go through the guard."""
     _refuse_options(options)
     guarded = GuardedExchange(exchange=exchange, provider=provider)
-    return module.Client(transport=sync_transport(module)(guarded), **_httpx_options(provider, options))
+    return module.Client(transport=sync_transport(module)(guarded), **_httpx_options(provider, module, options))
 
 
 def async_httpx_client(exchange: Exchange, provider: HttpProvider, module: Any, **options: Any) -> Any:  # noqa: ANN401 - as the module
     """Return an `AsyncClient` of `module`, httpx or httpx2, whose paid requests go through the guard."""
     _refuse_options(options)
     guarded = GuardedExchange(exchange=exchange, provider=provider)
-    return module.AsyncClient(transport=async_transport(module)(guarded), **_httpx_options(provider, options))
+    return module.AsyncClient(transport=async_transport(module)(guarded), **_httpx_options(provider, module, options))
 
 
 def requests_session(exchange: Exchange, provider: HttpProvider) -> "requests.Session":
@@ -112,7 +112,7 @@ def _model_client(sdk: str, kind: str, guarded: GuardedExchange, options: dict[s
         base_url=_base_url(guarded.provider),
         max_retries=0,
         http_client=client_class(transport=transport, follow_redirects=False, trust_env=False),
-        **options,
+        **{"timeout": _timeout(httpx, guarded.provider), **options},
     )
 
 
@@ -129,10 +129,15 @@ def httpx_of(sdk: Any) -> Any:  # noqa: ANN401 - a lazily imported module
     )
 
 
-def _httpx_options(provider: HttpProvider, options: dict[str, Any]) -> dict[str, Any]:
-    # httpx gives up reading after 5 seconds by default: a slow paid answer would be in doubt each time.
-    defaults = {"timeout": provider.read_timeout.total_seconds(), "base_url": provider.base_url or ""}
+def _httpx_options(provider: HttpProvider, module: Any, options: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - httpx or httpx2
+    defaults = {"timeout": _timeout(module, provider), "base_url": provider.base_url or ""}
     return {**defaults, **options, "follow_redirects": False, "trust_env": False}
+
+
+def _timeout(module: Any, provider: HttpProvider) -> Any:  # noqa: ANN401 - httpx or httpx2
+    # httpx gives up reading after 5 seconds by default: a slow paid answer would be in doubt each time.
+    route = provider.route
+    return module.Timeout(route.read_timeout.total_seconds(), connect=route.connect_timeout.total_seconds())
 
 
 def _base_url(provider: HttpProvider) -> str:

@@ -76,7 +76,7 @@ class HttpProvider:
         self._cost_of = cost_of
         self._estimate = estimate
         self._upper_bound = upper_bound
-        self._route = route or Route()
+        self.route = route or Route()
         self._max_request = max_request
         self._max_answer = max_answer
 
@@ -94,11 +94,6 @@ class HttpProvider:
     def key_window(self) -> timedelta | None:
         """How long the API documents that it honours an idempotency key."""
         return self.profile.key_window
-
-    @property
-    def read_timeout(self) -> timedelta:
-        """How long an answer is waited for where the request does not say."""
-        return self._route.read_timeout
 
     def is_paid(self, request: HttpRequest) -> bool:
         """Whether the request has to go through the guard."""
@@ -138,7 +133,7 @@ class HttpProvider:
             headers=headers,
             body=request.body,
             window=window,
-            route=self._route_of(request),
+            route=self._way_of(request),
             watch=self._watch,
             max_body=self._max_answer,
         )
@@ -153,7 +148,7 @@ class HttpProvider:
         """Send a request that costs nothing, once and unrecorded; return its answer, or why there is none."""
         self._check_origin(request)
         url, headers, _ = self._authorised(request)
-        response = send_unpaid(request.method, url, headers=headers, body=request.body, route=self._route_of(request))
+        response = send_unpaid(request.method, url, headers=headers, body=request.body, route=self._way_of(request))
         if isinstance(response, str):
             return response
         return HttpAnswer.kept(response.status, response.headers, response.body)
@@ -196,11 +191,11 @@ class HttpProvider:
         url, headers = self.profile.credential.put(secret, request.url, headers)
         return url, headers, secret
 
-    def _route_of(self, request: HttpRequest) -> Route:
+    def _way_of(self, request: HttpRequest) -> Route:
         return replace(
-            self._route,
-            connect_timeout=request.connect_timeout or self._route.connect_timeout,
-            read_timeout=request.read_timeout or self._route.read_timeout,
+            self.route,
+            connect_timeout=request.connect_timeout or self.route.connect_timeout,
+            read_timeout=request.read_timeout or self.route.read_timeout,
         )
 
     def _watch(self, status: int, headers: HeaderPairs) -> StreamEnd | None:

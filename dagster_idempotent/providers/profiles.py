@@ -36,7 +36,7 @@ class Profile:
     base_url: str | None = None
     credential: CredentialPlace = BEARER
     api_key_variable: str | None = None
-    refusals: Mapping[int, str] = HTTP_REFUSALS
+    refusals: Mapping[int, str] = field(default_factory=lambda: HTTP_REFUSALS)
     free: tuple[re.Pattern[str], ...] = ()
     media_types: tuple[str, ...] = ()
     other_media: tuple[re.Pattern[str], ...] = ()
