@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 from dagster_idempotent.domain.outbox import Message, MessageState
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.errors import DeliveryNotSent
+from dagster_idempotent.providers.send_window import boot_time
 from dagster_idempotent.store import outbox
 from dagster_idempotent.store.database import Database
 
@@ -59,12 +60,21 @@ def deliver_task(database: Database, pipeline: str, task_id: TaskId, channels: M
 
 def _deliver(database: Database, message: Message, channel: Channel) -> bool:
     sender = uuid4()
+    started = boot_time()
     taken = database.run(lambda c: outbox.take(c, message, sender))
     if taken is None:
         return False
     message, window = taken
     with _Undelivered(database, message, sender):
-        receipt = channel.deliver(message, window=window)
+        # Counted from before the message was taken: the lease of a relay that slept since then may be over.
+        left = window - timedelta(seconds=boot_time() - started)
+        if left <= timedelta(0):
+            raise DeliveryNotSent(
+                f"The send window of message {message.key} ended before it was given to its channel. Nothing was "
+                "delivered; it is ready for the next relay.",
+                task_id=message.task_id,
+            )
+        receipt = channel.deliver(message, window=left)
     logger.info("relay.delivered", extra={"task": message.task_id, "channel": message.channel})
     return database.run(lambda c: outbox.record_delivery(c, message, sender, receipt=receipt))
 

@@ -9,6 +9,7 @@ from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.store.database import Connection
 from dagster_idempotent.store.rows import message_of
 from dagster_idempotent.store.statements import statements
+from dagster_idempotent.store.texts import storable
 
 SQL = statements("outbox")
 
@@ -32,7 +33,7 @@ def expire(connection: Connection, message: Message) -> None:
 
 def record_delivery(connection: Connection, message: Message, sender: UUID, *, receipt: str) -> bool:
     """Write delivered, after the channel's acknowledgement."""
-    parameters = _of(message) | {"sender": sender, "receipt": receipt}
+    parameters = _of(message) | {"sender": sender, "receipt": storable(receipt)}
     return connection.execute(SQL["record_delivery"], parameters).fetchone() is not None
 
 
@@ -40,7 +41,7 @@ def record_undelivered(
     connection: Connection, message: Message, sender: UUID, *, state: MessageState, error: str
 ) -> bool:
     """Write ready (proved not delivered, or the channel deduplicates) or in_doubt."""
-    parameters = _of(message) | {"sender": sender, "state": state, "error": error.replace("\0", "\ufffd")}
+    parameters = _of(message) | {"sender": sender, "state": state, "error": storable(error)}
     return connection.execute(SQL["record_undelivered"], parameters).fetchone() is not None
 
 

@@ -73,7 +73,7 @@ RETURNING submission
 -- Same key, same bytes, same row, and only while the provider still honours the key: counted from the key's first
 -- intent, less the time in which the request may still leave and land.
 UPDATE dagster_idempotent.submissions s SET sends = s.sends + 1, sender = %(sender)s,
-    sender_expires_at = clock_timestamp() + p.sender_lease
+    owner = %(owner)s, fencing_token = %(token)s, sender_expires_at = clock_timestamp() + p.sender_lease
 FROM dagster_idempotent.pipelines p
 WHERE s.pipeline = %(pipeline)s AND s.task_id = %(task_id)s AND s.call_key = %(call_key)s
   AND s.submission = %(submission)s AND p.pipeline = s.pipeline AND p.frozen_reason IS NULL
