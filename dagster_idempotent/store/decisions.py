@@ -15,6 +15,7 @@ from dagster_idempotent.store.database import Connection
 from dagster_idempotent.store.rows import Row
 from dagster_idempotent.store.statements import statements
 from dagster_idempotent.store.submissions import AnswerRow, Call
+from dagster_idempotent.store.texts import storable
 
 SQL = statements("decisions")
 
@@ -61,7 +62,7 @@ def resolve_call(
     return _decide(
         connection,
         SQL["resolve_call"],
-        {"answer": Jsonb(values), "body": answer.body, "seen_sends": seen_sends, "evidence": evidence},
+        {"answer": Jsonb(values), "body": answer.body, "seen_sends": seen_sends, "evidence": storable(evidence)},
         who,
     )
 
@@ -137,7 +138,7 @@ def resolve_message(
         "task_id": task_id,
         "channel": channel,
         "state": state,
-        "evidence": evidence,
+        "evidence": storable(evidence),
     }
     return _decide(connection, SQL["resolve_message"], parameters, who)
 
@@ -158,8 +159,8 @@ def prune(
         "after_at": None if after is None else after[0],
         "after_task": None if after is None else after[1],
         "limit": limit,
-        "actor": who.actor,
-        "reason": who.reason,
+        "actor": storable(who.actor),
+        "reason": storable(who.reason),
     }
     row = connection.execute(SQL["prune"], parameters).fetchone()
     if row is None:  # the function always returns one row
@@ -168,7 +169,9 @@ def prune(
 
 
 def _decide(connection: Connection, statement: LiteralString, parameters: dict[str, Any], who: Who) -> Verdict:
-    row = connection.execute(statement, parameters | {"actor": who.actor, "reason": who.reason}).fetchone()
+    row = connection.execute(
+        statement, parameters | {"actor": storable(who.actor), "reason": storable(who.reason)}
+    ).fetchone()
     if row is None:  # every function returns one row
         raise psycopg.InternalError("a decision returned no row")
     return Verdict(name=row["verdict"], before=row["before"], after=row["after"])

@@ -11,6 +11,7 @@ from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.store.database import Connection
 from dagster_idempotent.store.rows import Row
 from dagster_idempotent.store.statements import statements
+from dagster_idempotent.store.texts import storable
 
 SQL = statements("listing")
 LIMIT = 200
@@ -59,12 +60,12 @@ def tasks(
 
 def locate(connection: Connection, text: str, pipeline: str | None) -> Sequence[TaskRef]:
     """Find tasks by id, `pipeline/id`, allocation key or run id."""
-    return _refs(connection.execute(SQL["locate"], {"text": text, "pipeline": pipeline}).fetchall())
+    return _refs(connection.execute(SQL["locate"], {"text": storable(text), "pipeline": pipeline}).fetchall())
 
 
 def locate_anywhere(connection: Connection, text: str, pipeline: str | None) -> Sequence[TaskRef]:
     """Find tasks by Dagster run, idempotency key or remote reference; this reads whole tables."""
-    return _refs(connection.execute(SQL["locate_anywhere"], {"text": text, "pipeline": pipeline}).fetchall())
+    return _refs(connection.execute(SQL["locate_anywhere"], {"text": storable(text), "pipeline": pipeline}).fetchall())
 
 
 def latest_tasks(connection: Connection, pipeline: str | None) -> Sequence[TaskRef]:
