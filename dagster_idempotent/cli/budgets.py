@@ -17,6 +17,7 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.engine import budgets, dead_letters
 from dagster_idempotent.engine.decisions import Who
@@ -26,7 +27,7 @@ from dagster_idempotent.store import listing
 COLUMNS = ("pipeline", "scope", "currency", "reserved", "settled", "limit", "left")
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Show and set limits, and release tasks that were held at one."""
 
@@ -48,9 +49,8 @@ def show(
     everything: bool,
     limit: int,
 ) -> None:
-    r"""Show what is reserved, settled and left of each limit.
+    """Show what is reserved, settled and left of each limit.
 
-    \b
     Example:
       dagster-idempotent budgets show --pipeline weekly_digest --scope period:2026-W32
     """
@@ -82,11 +82,10 @@ def set_(
     period: str | None,
     task: str | None,
 ) -> None:
-    r"""Set one limit; LIMIT is an amount such as "5.00 USD", or "none USD" to lift it.
+    """Set one limit; LIMIT is an amount such as "5.00 USD", or "none USD" to lift it.
 
     Tasks that are allocated later take their own limits from the code, not from here.
 
-    \b
     Example:
       dagster-idempotent budgets set weekly_digest "5.00 USD" --task 2026-W32-0 --actor ada --reason "longer input"
     """
@@ -118,9 +117,8 @@ def release(
     task: str,
     pipeline: str | None,
 ) -> None:
-    r"""Let a task go on that was held because a limit was full; raise the limit first.
+    """Let a task go on that was held because a limit was full; raise the limit first.
 
-    \b
     Example:
       dagster-idempotent budgets release 2026-W32-0 --actor ada --reason "limit raised"
     """

@@ -18,6 +18,7 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows, say
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.outbox import MessageState
 from dagster_idempotent.engine import messages, relay
 from dagster_idempotent.engine.decisions import Who
@@ -28,7 +29,7 @@ from dagster_idempotent.store import listing
 COLUMNS = ("pipeline", "task_id", "channel", "state", "deduplicates", "attempts", "delivered_at", "error")
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Messages: list, deliver, resolve."""
 
@@ -52,9 +53,8 @@ def list_(
     everything: bool,
     limit: int,
 ) -> None:
-    r"""List messages that are not delivered yet.
+    """List messages that are not delivered yet.
 
-    \b
     Example:
       dagster-idempotent outbox list --state in_doubt
     """
@@ -95,11 +95,10 @@ def deliver(
     pipeline: str | None,
     channels: str,
 ) -> None:
-    r"""Deliver what is ready of one task, now, from this machine.
+    """Deliver what is ready of one task, now, from this machine.
 
     Exit code 3 says that a message is in doubt or dead, and somebody has to look.
 
-    \b
     Example:
       dagster-idempotent outbox deliver 2026-W32-0 -m my_project.delivery:channels
     """
@@ -148,12 +147,10 @@ def resolve(
     found: str,
     evidence: str,
 ) -> None:
-    r"""Settle a message in doubt, or make a dead one ready again.
+    """Settle a message in doubt, or make a dead one ready again.
 
-    \b
     Example:
-      dagster-idempotent outbox resolve 2026-W32-0 email --as delivered \\
-          --evidence "in the sent folder, 08:02" --actor ada --reason "ticket 812"
+      dagster-idempotent outbox resolve 2026-W32-0 email --as delivered --evidence "no. 812" --actor ada --reason billing
     """
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)

@@ -26,6 +26,10 @@ _NOUNS = {
 }
 
 _EPILOG = """\b
+Start at the thing that is stuck:
+  dagster-idempotent explain 2026-W32-0
+
+\b
 Every option can be given as an environment variable: DAGSTER_IDEMPOTENT_POSTGRES_URL, DAGSTER_IDEMPOTENT_ACTOR,
 DAGSTER_IDEMPOTENT_REASON, DAGSTER_IDEMPOTENT_JSON, else DAGSTER_IDEMPOTENT_<NOUN>_<VERB>_<OPTION>.
 
@@ -72,9 +76,4 @@ class Nouns(click.Group):
 )
 @click.version_option(__version__, "-V", "--version", prog_name="dagster-idempotent")
 def main() -> None:
-    """See, explain and decide what the ledger of idempotent Dagster pipelines holds.
-
-    \b
-    Start at the thing that is stuck:
-      dagster-idempotent explain 2026-W32-0
-    """  # noqa: D301 - \b is click's mark for "do not wrap"
+    """See, explain and decide what the ledger of idempotent Dagster pipelines holds."""
