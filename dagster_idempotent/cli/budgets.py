@@ -1,6 +1,6 @@
 """`budgets`: limits and their counters."""
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 
 import click
@@ -18,7 +18,6 @@ from dagster_idempotent.cli.options import (
 )
 from dagster_idempotent.cli.output import print_rows
 from dagster_idempotent.cli.verbs import Noun
-from dagster_idempotent.domain.money import Money
 from dagster_idempotent.engine import budgets, dead_letters
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
@@ -130,10 +129,6 @@ def release(
 
 def _limit(text: str) -> tuple[str, Decimal | None]:
     amount, _, currency = text.partition(" ")
-    if amount == "none":
-        try:
-            return Money.zero(currency).currency, None
-        except (ValueError, InvalidOperation) as error:
-            raise click.BadParameter(str(error), param_hint="LIMIT") from error
-    money: Money = MONEY.convert(text, None, None)
-    return money.currency, money.amount
+    lifted = amount == "none"
+    money = MONEY.convert(f"0 {currency}" if lifted else text, None, None)
+    return money.currency, None if lifted else money.amount

@@ -152,9 +152,9 @@ def reconcile(
     Example:
       dagster-idempotent calls reconcile 2026-W32-0 -m my_project.definitions:defs
     """
+    asked: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)
-        asked: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
         found = look_up(database, ref, call, asked, dry_run=dry_run)
         print_rows(
             [{"call_key": each.call_key, "provider": each.provider, "settled": each.settled} for each in found],
@@ -210,7 +210,7 @@ def resolve(
     nothing. If they are wrong, the next run pays a second time.
 
     Examples:
-      dagster-idempotent calls resolve 2026-W32-0 summary --as not_sent --evidence "no. 812" --actor ada --reason billing
+      dagster-idempotent calls resolve 2026-W32-0 summary --as not_sent --evidence "no. 812" --actor ada --reason bill
       dagster-idempotent calls resolve 2026-W32-0 summary --as succeeded --answer a.json --evidence req_9
     """
     with opened(url, folder) as database:

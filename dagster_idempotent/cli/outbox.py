@@ -1,5 +1,6 @@
 """`outbox`: messages that announce results."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from dagster_idempotent.engine import messages, relay
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
 from dagster_idempotent.engine.messages import Found
+from dagster_idempotent.engine.relay import Channel
 from dagster_idempotent.store import listing
 
 COLUMNS = ("pipeline", "task_id", "channel", "state", "deduplicates", "attempts", "delivered_at", "error")
@@ -102,11 +104,11 @@ def deliver(
     Example:
       dagster-idempotent outbox deliver 2026-W32-0 -m my_project.delivery:channels
     """
+    given: Mapping[str, Channel] = {} if dry_run else load_channels(channels)
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)
         now: set[str] = set()
         if not dry_run:
-            given = load_channels(channels)
             done = relay.deliver_task(database, ref.pipeline, ref.task_id, given)
             now = {each.message.channel for each in done if each.delivered_now}
         rows = database.run(lambda c: listing.messages(c, pipeline=ref.pipeline, task_id=ref.task_id, delivered=True))
@@ -150,7 +152,7 @@ def resolve(
     """Settle a message in doubt, or make a dead one ready again.
 
     Example:
-      dagster-idempotent outbox resolve 2026-W32-0 email --as delivered --evidence "no. 812" --actor ada --reason billing
+      dagster-idempotent outbox resolve 2026-W32-0 email --as delivered --evidence "no. 812" --actor ada --reason bill
     """
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)
