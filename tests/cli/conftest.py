@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -185,9 +185,9 @@ class World:
 
 
 @pytest.fixture
-def world(ledger: Database, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(ledger: Database, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv(KEY, "sk-made-up")
-    yield World(ledger=ledger, metered=metered_provider)
+    return World(ledger=ledger, metered=metered_provider)
 
 
 Run = Callable[..., Transcript]

@@ -1,8 +1,11 @@
+import json
 import shlex
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from dagster_idempotent.domain.money import Budget
 
 Run = Callable[..., Any]
 PLACEHOLDERS = {"NAME": "ada", "TEXT": "ticket 812"}
@@ -52,7 +55,7 @@ def test_an_answer_found_in_the_console_ends_a_hold_with_one_charge(cli: Run, wo
     assert key in found.out
     record = world.console(key)[0]
     world.notes["answer"] = tmp_path / "answer.json"
-    world.notes["answer"].write_text(__import__("json").dumps(record["response"]))
+    world.notes["answer"].write_text(json.dumps(record["response"]))
     assert follow(cli, world, task_id, with_words("--as succeeded", "dagster job")) == "completed"
     assert world.metered.charges == 1
 
@@ -128,8 +131,6 @@ def test_a_closed_spend_gate_is_opened_by_what_explain_says(cli: Run, world: Any
 
 
 def test_a_full_budget_is_raised_and_released_by_what_explain_says(cli: Run, world: Any) -> None:
-    from dagster_idempotent.domain.money import Budget
-
     world.budget = Budget.per_task("0.01 USD")
     task_id = world.allocate()
     assert world.run(task_id) == "BudgetExceeded"

@@ -6,6 +6,7 @@ import pytest
 
 Run = Callable[..., Any]
 WHO = ("--actor", "ada", "--reason", "ticket 812", "--evidence", "the sent folder")
+FOUND = ("delivered", "not_delivered", "given_up")
 CHANNELS = """
 from pathlib import Path
 from dagster_idempotent.engine.file_channel import FileChannel
@@ -45,9 +46,7 @@ def test_a_message_is_listed_and_delivered_once(cli: Run, world: Any, module: st
     assert len(cli("outbox", "list", "--all", "--json").json()) == 1
 
 
-@pytest.mark.parametrize(
-    ("found", "state"), [("delivered", "delivered"), ("not_delivered", "ready"), ("given_up", "dead")]
-)
+@pytest.mark.parametrize(("found", "state"), [*zip(FOUND, ("delivered", "ready", "dead"), strict=True)])
 def test_a_message_in_doubt_goes_where_the_operator_says(
     cli: Run, world: Any, module: str, found: str, state: str
 ) -> None:
