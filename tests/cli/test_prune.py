@@ -29,7 +29,8 @@ def test_pruning_drops_bodies_and_keeps_keys_hashes_and_costs(cli: Run, world: A
     assert "weekly_digest: 1 tasks" in done.err
     bodies = world.query(
         "SELECT t.output, a.body, s.response_body, s.response, o.payload, t.output_sha256, a.sha256, "
-        "s.response_sha256, s.cost FROM dagster_idempotent.tasks t, dagster_idempotent.artifacts a, dagster_idempotent.submissions s, "
+        "s.response_sha256, s.cost FROM dagster_idempotent.tasks t, "
+        "dagster_idempotent.artifacts a, dagster_idempotent.submissions s, "
         "dagster_idempotent.outbox o"
     )[0]
     assert [bodies[name] for name in ("output", "body", "response_body", "response", "payload")] == [None] * 5
