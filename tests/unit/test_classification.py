@@ -2,6 +2,7 @@ import gzip
 import json
 
 import pytest
+from hypothesis import given, strategies as st
 
 from dagster_idempotent.providers.classification import classify
 from dagster_idempotent.providers.http_answer import HttpAnswer
@@ -238,3 +239,25 @@ class TestLost:
         for found in (outcome(GENERIC, response(400, b"a\0b", "text/plain")), outcome(GENERIC, response(500, b"\0"))):
             assert isinstance(found, Rejected | InDoubt)
             assert "\0" not in found.reason
+
+
+KINDS = st.sampled_from([JSON, EVENTS, "text/html", "text/plain", "application/problem+json", "", ";", "a" * 300])
+ENCODINGS = st.sampled_from(["", "gzip", "deflate", "br", "identity"])
+FLAGS = st.booleans()
+STATUSES = st.integers(min_value=200, max_value=599)
+
+
+class TestAnything:
+    @every_profile
+    @given(came=st.builds(response, STATUSES, st.binary(max_size=400), KINDS, content_encoding=ENCODINGS), lost=FLAGS)
+    def test_an_answer_of_any_kind_has_an_outcome(self, profile: Profile, came: Response, *, lost: bool) -> None:
+        found = outcome(profile, BodyLost(reason="cut", response=came) if lost else came)
+        status = came.status
+
+        assert isinstance(found, Succeeded | Rejected | InDoubt)
+        if lost or status >= 300:
+            assert not isinstance(found, Succeeded)
+        if status < 300 or status >= 500:
+            assert not isinstance(found, Rejected)
+        if isinstance(found, Succeeded):
+            assert HttpAnswer.stored(found.answer).to_store(**found.answer.head) == found.answer
