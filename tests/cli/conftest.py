@@ -19,7 +19,7 @@ class Transcript:
     out: str
     err: str
 
-    def json(self) -> Any:  # noqa: ANN401 - whatever the command prints
+    def json(self) -> Any:
         return json.loads(self.out)
 
 

@@ -210,7 +210,12 @@ def deployment(
     with ExitStack() as stack:
         home.mkdir(exist_ok=True)
         instance = stack.enter_context(
-            instance_for_test(overrides=overrides, temp_dir=str(home), synchronous_run_coordinator=True, synchronous_run_launcher=not processes)
+            instance_for_test(
+                overrides=overrides,
+                temp_dir=str(home),
+                synchronous_run_coordinator=True,
+                synchronous_run_launcher=not processes,
+            )
         )
         origins = [_origin(name) for name in locations]
         target = InProcessWorkspaceLoadTarget(origins)

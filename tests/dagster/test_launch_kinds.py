@@ -1,8 +1,6 @@
 """One key, one task, one charge, whatever launched the run (R37)."""
 
-import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
