@@ -18,11 +18,18 @@ if TYPE_CHECKING:
         LedgerResource,
     )
     from dagster_idempotent.definitions.schedules import idempotent_schedule
+    from dagster_idempotent.definitions.sdk_resources import (
+        GuardedAnthropicResource,
+        GuardedHttpResource,
+        GuardedOpenAIResource,
+        GuardedStripeResource,
+    )
     from dagster_idempotent.domain.backoff import Backoff
     from dagster_idempotent.domain.identity import Identity
     from dagster_idempotent.domain.money import Budget, Money
     from dagster_idempotent.domain.pipeline import Pipeline
     from dagster_idempotent.domain.task import Raw, Task
+    from dagster_idempotent.engine.call_keys import call_key
     from dagster_idempotent.engine.file_channel import FileChannel
 
 __version__ = "0.1.0"
@@ -31,8 +38,12 @@ __all__ = [
     "Backoff",
     "Budget",
     "FileChannel",
+    "GuardedAnthropicResource",
     "GuardedChatCompletionsResource",
+    "GuardedHttpResource",
+    "GuardedOpenAIResource",
     "GuardedProviderResource",
+    "GuardedStripeResource",
     "Identity",
     "LedgerResource",
     "Money",
@@ -41,6 +52,7 @@ __all__ = [
     "Task",
     "allocate_op",
     "by_subject",
+    "call_key",
     "collect_op",
     "deliver_op",
     "idempotent_asset",
@@ -63,11 +75,18 @@ _HOMES = {
         "LedgerResource",
     ),
     "definitions.schedules": ("idempotent_schedule",),
+    "definitions.sdk_resources": (
+        "GuardedAnthropicResource",
+        "GuardedHttpResource",
+        "GuardedOpenAIResource",
+        "GuardedStripeResource",
+    ),
     "domain.backoff": ("Backoff",),
     "domain.identity": ("Identity",),
     "domain.money": ("Budget", "Money"),
     "domain.pipeline": ("Pipeline",),
     "domain.task": ("Raw", "Task"),
+    "engine.call_keys": ("call_key",),
     "engine.file_channel": ("FileChannel",),
 }
 
