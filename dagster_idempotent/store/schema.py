@@ -106,7 +106,8 @@ def _known_versions() -> set[str]:
 
 def _position(path: Path) -> tuple[str, int]:
     number, part = path.stem.split("_", 1)
-    return number, ("tables", "triggers", "work", "sending").index(part)
+    order = ("tables", "triggers", "work", "sending")
+    return number, order.index(part) if part in order else len(order)
 
 
 def _config() -> Config:
