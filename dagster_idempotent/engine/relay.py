@@ -141,18 +141,20 @@ class _Relay:
             return Delivery(message=replace(message, state=MessageState.READY), delivered_now=False)
         attempt = _Attempt(self.database, message, sender, self.policy, swallow=keep_going)
         with self.heartbeat.renewing(Deliverer(sender=sender), taken.sender_lease):
+            receipt: str | None = None
             if isinstance(channel, TransactionalChannel):
                 with attempt:
-                    attempt.delivered = self._deliver_in_transaction(channel, message, sender)
+                    receipt = self._deliver_in_transaction(channel, message, sender)
             else:
-                receipt: str | None = None
                 with attempt:
                     receipt = channel.deliver(message, window=window)
-                if receipt is not None:
-                    attempt.delivered = self._record_delivery(message, sender, receipt)
-        if attempt.delivered:
-            logger.info("relay.delivered", extra={"task": message.task_id, "channel": message.channel})
-        return Delivery(message=attempt.message, delivered_now=attempt.delivered)
+                if receipt is not None and not self._record_delivery(message, sender, receipt):
+                    receipt = None
+        if receipt is None:
+            return Delivery(message=attempt.message, delivered_now=False)
+        logger.info("relay.delivered", extra={"task": message.task_id, "channel": message.channel})
+        delivered = replace(message, state=MessageState.DELIVERED, receipt=receipt, error=None)
+        return Delivery(message=delivered, delivered_now=True)
 
     def _record_delivery(self, message: Message, sender: UUID, receipt: str) -> bool:
         # The acknowledgement is in memory only: worth waiting for a database that is away.
@@ -160,15 +162,15 @@ class _Relay:
             lambda c: outbox.record_delivery(c, message, sender, receipt=receipt), patience=OUTCOME_PATIENCE
         )
 
-    def _deliver_in_transaction(self, channel: TransactionalChannel, message: Message, sender: UUID) -> bool:
+    def _deliver_in_transaction(self, channel: TransactionalChannel, message: Message, sender: UUID) -> str | None:
         """Write and mark in one transaction; the mark comes last, so that the heartbeat never waits long for it."""
-        delivered = False
+        receipt, delivered = "", False
         with self.database.transaction() as connection:
             receipt = channel.deliver_in(connection, message)
             delivered = outbox.record_delivery(connection, message, sender, receipt=receipt)
             if not delivered:  # the sender expired and another relay has the message: undo
                 raise psycopg.Rollback
-        return delivered
+        return receipt if delivered else None
 
 
 class _Attempt:
@@ -178,7 +180,6 @@ class _Attempt:
         self, database: Database, message: Message, sender: UUID, policy: DeliveryPolicy, *, swallow: bool
     ) -> None:
         self.message = message
-        self.delivered = False
         self._database, self._sender, self._policy, self._swallow = database, sender, policy, swallow
 
     def __enter__(self) -> None:
