@@ -147,7 +147,7 @@ class _Relay:
                     receipt = self._deliver_in_transaction(channel, message, sender)
             else:
                 with attempt:
-                    receipt = channel.deliver(message, window=window)
+                    receipt = str(channel.deliver(message, window=window) or "")
                 if receipt is not None and not self._record_delivery(message, sender, receipt):
                     receipt = None
         if receipt is None:
@@ -193,10 +193,10 @@ class _Attempt:
         message, reason = self.message, f"{kind.__name__}: {error}"
         state = self._state_after(error)
         delay = self._policy.backoff.delay(max(1, message.attempts), random.random())  # noqa: S311 - spreads load
-        self._database.run(
+        written = self._database.run(
             lambda c: outbox.record_undelivered(c, message, self._sender, state=state, error=reason, delay=delay)
         )
-        self.message = replace(message, state=state, error=reason)
+        self.message = replace(message, state=state if written else message.state, error=reason)
         facts = {"task": message.task_id, "channel": message.channel, "state": str(state), "reason": reason}
         logger.warning("relay.undelivered", extra=facts)
         return self._swallow and isinstance(error, Exception)

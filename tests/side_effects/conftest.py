@@ -1,4 +1,6 @@
 import json
+import multiprocessing
+import runpy
 import socket
 import struct
 import threading
@@ -7,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, LiteralString
 
 import pytest
@@ -146,3 +150,32 @@ def receiver() -> Iterator[Receiver]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.fixture(scope="session")
+def start_worker() -> Callable[..., BaseProcess]:
+    """Start functions of workers.py in processes of their own, forked from one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+
+    def start(job: str, *arguments: object) -> BaseProcess:
+        process = context.Process(
+            target=runpy.run_path,
+            args=(str(Path(__file__).with_name("workers.py")),),
+            kwargs={"init_globals": {"JOB": job, "ARGUMENTS": arguments}, "run_name": "__worker__"},
+        )
+        process.start()
+        return process
+
+    return start
+
+
+PRELOADED = [
+    "dagster_idempotent.domain.pipeline",
+    "dagster_idempotent.engine.channels.http",
+    "dagster_idempotent.engine.effects",
+    "dagster_idempotent.engine.relay",
+    "dagster_idempotent.engine.sweeping",
+    "httpcore",
+    "runpy",
+]
