@@ -27,16 +27,23 @@ if TYPE_CHECKING:
     from dagster_idempotent.domain.backoff import Backoff
     from dagster_idempotent.domain.identity import Identity
     from dagster_idempotent.domain.money import Budget, Money
+    from dagster_idempotent.domain.outbox import DeliveryPolicy, Message
     from dagster_idempotent.domain.pipeline import Pipeline
     from dagster_idempotent.domain.task import Raw, Task
     from dagster_idempotent.engine.call_keys import call_key
-    from dagster_idempotent.engine.file_channel import FileChannel
+    from dagster_idempotent.engine.channels.file import FileChannel
+    from dagster_idempotent.engine.channels.http import HttpChannel
+    from dagster_idempotent.engine.channels.sql import SqlChannel
+    from dagster_idempotent.errors import DeliveryInDoubt, DeliveryNotSent
 
 __version__ = "0.1.0"
 __all__ = [
     "AllocatorResource",
     "Backoff",
     "Budget",
+    "DeliveryInDoubt",
+    "DeliveryNotSent",
+    "DeliveryPolicy",
     "FileChannel",
     "GuardedAnthropicResource",
     "GuardedChatCompletionsResource",
@@ -44,11 +51,14 @@ __all__ = [
     "GuardedOpenAIResource",
     "GuardedProviderResource",
     "GuardedStripeResource",
+    "HttpChannel",
     "Identity",
     "LedgerResource",
+    "Message",
     "Money",
     "Pipeline",
     "Raw",
+    "SqlChannel",
     "Task",
     "allocate_op",
     "by_subject",
@@ -87,7 +97,11 @@ _HOMES = {
     "domain.pipeline": ("Pipeline",),
     "domain.task": ("Raw", "Task"),
     "engine.call_keys": ("call_key",),
-    "engine.file_channel": ("FileChannel",),
+    "domain.outbox": ("DeliveryPolicy", "Message"),
+    "engine.channels.file": ("FileChannel",),
+    "engine.channels.http": ("HttpChannel",),
+    "engine.channels.sql": ("SqlChannel",),
+    "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
 }
 
 

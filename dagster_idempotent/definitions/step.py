@@ -22,7 +22,6 @@ from dagster_idempotent.errors import (
     DatabaseUnavailable,
     IdempotentError,
     LeaseBusy,
-    LeaseLost,
     TaskClosed,
     TaskHeld,
 )
@@ -101,9 +100,8 @@ class _Failure:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        waits = (TaskHeld, LeaseLost, LeaseBusy, CallInProgress, CallInDoubt, DatabaseUnavailable, GeneratorExit)
-        if kind is not None and not issubclass(kind, waits):
-            self._work.fail(f"{kind.__name__}: {error}")
+        if error is not None:
+            self._work.fail_with(error)
 
 
 def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Task | None = None) -> NoReturn:

@@ -142,9 +142,7 @@ def test_a_full_budget_is_raised_and_released_by_what_explain_says(cli: Run, wor
 
 
 @pytest.mark.parametrize(("verb", "status", "charges"), [("redrive", "completed", 1), ("discard", "discarded", 0)])
-def test_a_dead_letter_ends_by_what_explain_says(
-    cli: Run, world: Any, verb: str, status: str, charges: int
-) -> None:
+def test_a_dead_letter_ends_by_what_explain_says(cli: Run, world: Any, verb: str, status: str, charges: int) -> None:
     world.max_attempts = 2
     task_id = world.dead()
     assert cli("dead-letters", "list", "--json").json()[0]["task_id"] == task_id
