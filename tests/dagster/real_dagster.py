@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - what Dagster keeps private has no public type
 """Dagster as it runs in production: scheduler, backfill and retry daemons, GraphQL.
 
 The only place of this repository that imports private modules of Dagster.
@@ -113,7 +114,7 @@ class Dagster:
             backfill = self.instance.get_backfill(backfill_id)
             if backfill is not None and backfill.status.value.startswith(("COMPLETED", "FAILED", "CANCELED")):
                 return backfill_id
-        raise AssertionError(f"the backfill {backfill_id} did not end")
+        raise AssertionError(f"the backfill {backfill_id} did not end: {backfill}")
 
     def backfill_job(self, job: str, partitions: Sequence[str], *, location: str = "first", **more: Any) -> str:
         repository = {"repositoryLocationName": location, "repositoryName": REPOSITORY}
