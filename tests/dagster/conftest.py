@@ -19,9 +19,10 @@ DAGSTERS_OWN = (
     "ignore:Property `ScheduleDefinition.environment_vars` is deprecated",
     "ignore:Function `JobDefinition.run_request_for_partition` is deprecated",
     "ignore:InitResourceContext.dagster_run is deprecated",
+    "ignore:Function `AssetSelection.sources` is deprecated",
     "ignore:Non-compliant tag keys like .'dagster/partition/",
 )
-SECRET = "sk-never-to-be-written-anywhere"
+SECRET = "sk-never-to-be-written-anywhere"  # noqa: S105 - only the metered provider takes it
 
 
 @pytest.fixture
@@ -37,9 +38,15 @@ def folder(tmp_path: Path, ledger_url: str, metered_provider: MeteredProvider, m
 
 
 @pytest.fixture
-def start_dagster(folder: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[real_dagster.Dagster]]:
+def secret() -> str:
+    """Give the credential that the runs hold."""
+    return SECRET
+
+
+@pytest.fixture
+def start_dagster(folder: Path) -> Callable[..., AbstractContextManager[real_dagster.Dagster]]:
     """Start a deployment with other settings than the usual ones."""
-    return lambda **settings: real_dagster.deployment(tmp_path / "home", **settings)
+    return lambda **settings: real_dagster.deployment(folder.with_name("home"), **settings)
 
 
 @pytest.fixture
