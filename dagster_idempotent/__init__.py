@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_idempotent.definitions.jobs import idempotent_asset, idempotent_graph, idempotent_job
+    from dagster_idempotent.definitions.operator_definitions import operator_definitions
     from dagster_idempotent.definitions.ops import allocate_op, collect_op, deliver_op, persist_op, transform_op
     from dagster_idempotent.definitions.partitions import by_subject, iso_week_partitions
     from dagster_idempotent.definitions.resources import (
@@ -70,6 +71,7 @@ __all__ = [
     "idempotent_job",
     "idempotent_schedule",
     "iso_week_partitions",
+    "operator_definitions",
     "persist_op",
     "transform_op",
 ]
@@ -77,6 +79,7 @@ __all__ = [
 _HOMES = {
     "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
     "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
+    "definitions.operator_definitions": ("operator_definitions",),
     "definitions.partitions": ("by_subject", "iso_week_partitions"),
     "definitions.resources": (
         "AllocatorResource",

@@ -24,6 +24,7 @@ from dagster_idempotent.errors import (
     DatabaseUnavailable,
     IdempotentError,
     LeaseBusy,
+    LeaseLost,
     TaskClosed,
 )
 
@@ -75,7 +76,7 @@ def _claim(
             Owner(context.run_id),
             is_finished=lambda owner: is_finished(context, owner),
             providers=providers,
-            backoff=tags.RETRY_NUMBER in context.run.tags,
+            backoff=not {tags.RETRY_NUMBER, tags.AUTOMATIC}.isdisjoint(context.run.tags),
         )
     except TaskClosed:
         task = get_task(database, pipeline.name, task_id)
