@@ -26,6 +26,7 @@
     ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
     ├── CandidateInvalid            transform returned something that the output model refuses
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
+    ├── DeliveryInDoubt             delivered or possibly delivered, no acknowledgement
     ├── StoreError
     │   ├── DatabaseUnavailable     PostgreSQL could not be reached within the time allowed
     │   ├── SchemaMismatch          the schema is too old or too new for this version
@@ -162,6 +163,10 @@ class CandidateInvalid(IdempotentError):
 
 class DeliveryNotSent(IdempotentError):
     """Raise it in a channel to prove that nothing was delivered; the message may then go again."""
+
+
+class DeliveryInDoubt(IdempotentError):
+    """A channel put the message out and got no acknowledgement."""
 
 
 class StoreError(IdempotentError):

@@ -33,6 +33,7 @@ SCHEMA = "dagster_idempotent"
 _PARTS = {
     "0001": ("tables", "triggers", "work", "sending"),
     "0002": ("tables", "calls", "tasks", "money", "retention"),
+    "0003": ("outbox",),
 }
 # Any fixed number will do: it must only be the same in every version of this library.
 _MIGRATION_LOCK = 6_402_117_733_051
