@@ -8,7 +8,7 @@ from typing import BinaryIO
 import click
 
 from dagster_idempotent.cli.decided import tell
-from dagster_idempotent.cli.failures import NeedsOperator
+from dagster_idempotent.cli.failures import NeedsOperator, UsersCode
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.loading import load_providers
 from dagster_idempotent.cli.options import (
@@ -155,7 +155,8 @@ def reconcile(
     asked: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)
-        found = look_up(database, ref, call, asked, dry_run=dry_run)
+        with UsersCode("The provider's adapter"):
+            found = look_up(database, ref, call, asked, dry_run=dry_run)
         print_rows(
             [{"call_key": each.call_key, "provider": each.provider, "settled": each.settled} for each in found],
             ("call_key", "provider", "settled"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from dagster_idempotent.cli.decided import tell
-from dagster_idempotent.cli.failures import NeedsOperator
+from dagster_idempotent.cli.failures import NeedsOperator, UsersCode
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.loading import load_channels
 from dagster_idempotent.cli.options import (
@@ -109,7 +109,8 @@ def deliver(
         ref = find_task(database, task, pipeline=pipeline)
         now: set[str] = set()
         if not dry_run:
-            done = relay.deliver_task(database, ref.pipeline, ref.task_id, given)
+            with UsersCode(f"A channel of {ref} (`outbox list --task {ref} --all` shows where its messages stand)"):
+                done = relay.deliver_task(database, ref.pipeline, ref.task_id, given)
             now = {each.message.channel for each in done if each.delivered_now}
         rows = database.run(lambda c: listing.messages(c, pipeline=ref.pipeline, task_id=ref.task_id, delivered=True))
         shown = [{**row, "delivered_now": row["channel"] in now} for row in rows]

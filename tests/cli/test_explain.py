@@ -67,9 +67,7 @@ def test_a_request_that_never_arrived_is_sent_once_after_the_operators_word(cli:
 
 
 def test_before_the_settle_delay_not_sent_is_neither_advised_nor_accepted(cli: Run, world: Any) -> None:
-    world.settle_delay = world.settle_delay * 100_000
     task_id = world.doubtful()
-    world.wait(lambda: not cli("calls", "list", "--json").json()[0]["sending"])
     document = cli("explain", task_id, "--json").json()
     assert not [step for step in document["next"] if "not_sent" in step["command"]]
     who = ("--actor", "ada", "--reason", "ticket 812", "--evidence", "not in the console")
