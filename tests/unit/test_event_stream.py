@@ -58,4 +58,5 @@ def test_a_terminal_event_goes_by_its_name_its_type_or_its_data() -> None:
     assert Event(name="", data='{"type": "message_stop"}').is_one_of(terminal)
     assert Event(name="", data="[DONE]").is_one_of(terminal)
     assert not Event(name="", data='{"text": "message_stop"}').is_one_of(terminal)
+    assert not Event(name="", data='{"type": ["message_stop"]}').is_one_of(terminal)
     assert not Event(name="", data='"message_stop"').is_one_of(terminal)

@@ -131,6 +131,11 @@ class TestFingerprint:
         with pytest.raises(ConfigurationError, match="http"):
             HttpRequest(method="POST", url=url)
 
+    @pytest.mark.parametrize("value", ["a\r\nX-Injected: b", "a\0", "日", "\x7f"])
+    def test_a_header_that_http_cannot_carry_is_refused_by_its_name(self, value: str) -> None:
+        with pytest.raises(ConfigurationError, match="X-Title"):
+            HttpRequest(method="POST", url="https://api.example/x", headers=(("X-Title", value),))
+
     @given(st.dictionaries(st.text(), st.one_of(st.none(), st.booleans(), st.integers(), st.text())))
     def test_equal_json_is_equal_however_it_is_written(self, value: dict[str, object]) -> None:
         written = [json.dumps(value, indent=indent, ensure_ascii=indent is None).encode() for indent in (None, 3)]
