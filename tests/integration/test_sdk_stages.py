@@ -170,12 +170,6 @@ class TestNotSent:
         with server(until_closed) as address:
             assert isinstance(send(f"http://{address}/paid", window=SendWindow(timedelta(0))), NotSent)
 
-    def test_a_header_that_cannot_be_written(self) -> None:
-        request = HttpRequest(method="POST", url="http://127.0.0.1:9/paid", headers=(("X", "a\r\nb"),))
-        with server(until_closed):
-            found = HttpProvider().submit(request, key=IdempotencyKey("k"), window=SendWindow(timedelta(seconds=10)))
-        assert isinstance(found, NotSent)
-
     def test_a_missing_credential(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_KEY", " ")
         window = SendWindow(timedelta(seconds=10))
