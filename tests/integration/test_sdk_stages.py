@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
+import trustme
 
 from dagster_idempotent.domain.submission import IdempotencyKey
 from dagster_idempotent.errors import CredentialMissing
@@ -293,9 +293,11 @@ class TestThroughATunnel:
         ],
     )
     def test_the_answer_decides(self, answer: bytes, kind: type[Outcome]) -> None:
-        certificate = Path(__file__).with_name("provider_invalid.pem")
+        authority = trustme.CA()
         secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        secure.load_cert_chain(certificate)
+        authority.issue_cert("provider.invalid").configure_cert(secure)
+        trusting = ssl.create_default_context()
+        authority.configure_trust(trusting)
         requests: list[bytes] = []
 
         def tunnel(connection: socket.socket) -> None:
@@ -310,7 +312,7 @@ class TestThroughATunnel:
                 connect_timeout=timedelta(seconds=5),
                 read_timeout=timedelta(seconds=5),
                 proxy=f"http://{address}",
-                ssl_context=ssl.create_default_context(cafile=certificate),
+                ssl_context=trusting,
             )
             request = HttpRequest(method="POST", url="https://provider.invalid/paid", body=b"{}")
             window = SendWindow(timedelta(seconds=10))
