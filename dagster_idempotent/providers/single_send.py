@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dagster_idempotent.errors import ConfigurationError
@@ -54,7 +55,7 @@ def send_once(
         "read": read_timeout.total_seconds(),
     }
     pool = httpcore.ConnectionPool(
-        ssl_context=ssl.create_default_context(),
+        ssl_context=_tls(),
         http1=True,
         http2=False,
         retries=0,
@@ -82,11 +83,17 @@ def get(url: str, *, headers: Mapping[str, str], timeout: timedelta) -> Response
     seconds = timeout.total_seconds()
     limits = {"connect": seconds, "read": seconds, "write": seconds, "pool": seconds}
     try:
-        with httpcore.ConnectionPool(ssl_context=ssl.create_default_context()) as pool:
+        with httpcore.ConnectionPool(ssl_context=_tls()) as pool:
             response = pool.request("GET", url, headers=dict(headers), extensions={"timeout": limits})
             return _whole(response.status, response.headers, response.content)
     except (OSError, ssl.SSLError, *_failures(httpcore)) as error:
         return f"{type(error).__name__}: {error}"
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Read the system's certificates once: it takes longer than a request, and the send window is running."""
+    return ssl.create_default_context()
 
 
 def _whole(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Response:
