@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dagster_idempotent.engine.channels.file import FileChannel
     from dagster_idempotent.engine.channels.http import HttpChannel
     from dagster_idempotent.engine.channels.sql import SqlChannel
+    from dagster_idempotent.engine.files import write_artifact
+    from dagster_idempotent.engine.tables import replace_rows
     from dagster_idempotent.errors import DeliveryInDoubt, DeliveryNotSent
 
 __version__ = "0.1.0"
@@ -59,7 +61,9 @@ __all__ = [
     "idempotent_schedule",
     "iso_week_partitions",
     "persist_op",
+    "replace_rows",
     "transform_op",
+    "write_artifact",
 ]
 
 _HOMES = {
@@ -82,6 +86,8 @@ _HOMES = {
     "engine.channels.file": ("FileChannel",),
     "engine.channels.http": ("HttpChannel",),
     "engine.channels.sql": ("SqlChannel",),
+    "engine.files": ("write_artifact",),
+    "engine.tables": ("replace_rows",),
     "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
 }
 
