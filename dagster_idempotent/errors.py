@@ -23,6 +23,7 @@
     │   ├── PayloadPruned           the stored answer was pruned by retention
     │   ├── UnknownFingerprint      written by a newer version of this library
     │   └── BudgetExceeded          the reservation does not fit a limit
+    ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
     ├── CandidateInvalid            transform returned something that the output model refuses
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
     ├── DeliveryInDoubt             delivered or possibly delivered, no acknowledgement
@@ -150,6 +151,10 @@ class UnknownFingerprint(CallError):
 
 class BudgetExceeded(CallError):
     """The reservation does not fit the limit of `scope`."""
+
+
+class DecisionRefused(IdempotentError):
+    """What an operator decides about is not, or no more, in the state for it (`verdict`); nothing was written."""
 
 
 class CandidateInvalid(IdempotentError):

@@ -39,20 +39,24 @@ def idempotent_graph(
     check_partitions(pipeline, partitions_def, allow_straddling=allow_straddling)
     channels = deliver or {}
     providers = provider_parameters(transform)
-    allocating = allocate_op(pipeline, partitions_def=partitions_def, allow_straddling=allow_straddling)
-    collecting = collect_op(pipeline, collect, providers=providers)
-    transforming = transform_op(pipeline, transform, providers=providers)
-    persisting = persist_op(pipeline, channels=channels, providers=providers)
-    delivering = deliver_op(pipeline, channels) if channels else None
+    named = name or pipeline.name
+    # All assets of a code location meet in one job, where the names of ops are unique; their steps keep short names.
+    allocating = allocate_op(
+        pipeline, name=f"{named}_allocate", partitions_def=partitions_def, allow_straddling=allow_straddling
+    )
+    collecting = collect_op(pipeline, collect, name=f"{named}_collect", providers=providers)
+    transforming = transform_op(pipeline, transform, name=f"{named}_transform", providers=providers)
+    persisting = persist_op(pipeline, channels=channels, name=f"{named}_persist", providers=providers)
+    delivering = deliver_op(pipeline, channels, name=f"{named}_deliver") if channels else None
 
-    @dg.graph(name=name or pipeline.name, description=transform.__doc__)
+    @dg.graph(name=named, description=transform.__doc__)
     def stages() -> Any:  # noqa: ANN401 - a handle, while the graph is put together
-        task = allocating()
-        collected = collecting(task)
-        result = persisting(collected, transforming(collected))
+        task = allocating.alias("allocate")()
+        collected = collecting.alias("collect")(task)
+        result = persisting.alias("persist")(collected, transforming.alias("transform")(collected))
         if delivering is not None:
             # Dagster allows no leaf beside an asset's output, so delivery hands the result through.
-            return delivering(collected, result)
+            return delivering.alias("deliver")(collected, result)
         return result
 
     return stages

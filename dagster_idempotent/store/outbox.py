@@ -10,6 +10,7 @@ from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.store.database import Connection
 from dagster_idempotent.store.rows import Row, message_of
 from dagster_idempotent.store.statements import statements
+from dagster_idempotent.store.texts import storable
 
 SQL = statements("outbox")
 
@@ -72,7 +73,7 @@ def open_waiting(connection: Connection, pipeline: str, task_id: TaskId | None) 
 
 def record_delivery(connection: Connection, message: Message, sender: UUID, *, receipt: str) -> bool:
     """Write delivered, after the channel's acknowledgement; return whether this sender delivered it."""
-    parameters = _of(message) | {"sender": sender, "receipt": _clean(receipt)}
+    parameters = _of(message) | {"sender": sender, "receipt": storable(receipt)}
     return connection.execute(SQL["record_delivery"], parameters).fetchone() is not None
 
 
@@ -80,7 +81,7 @@ def record_undelivered(
     connection: Connection, message: Message, sender: UUID, *, state: MessageState, error: str, delay: timedelta
 ) -> bool:
     """Write ready (proved not delivered, or the channel deduplicates), dead or in_doubt."""
-    parameters = _of(message) | {"sender": sender, "state": state, "error": _clean(error), "delay": delay}
+    parameters = _of(message) | {"sender": sender, "state": state, "error": storable(error), "delay": delay}
     return connection.execute(SQL["record_undelivered"], parameters).fetchone() is not None
 
 
@@ -92,7 +93,3 @@ def _taken(row: Row | None) -> Taken | None:
 
 def _of(message: Message) -> dict[str, object]:
     return {"pipeline": message.pipeline, "task_id": message.task_id, "channel": message.channel}
-
-
-def _clean(text: str) -> str:
-    return text.replace("\0", "\ufffd")[:4000]

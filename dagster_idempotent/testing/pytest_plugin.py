@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dagster_idempotent import embedded
+from dagster_idempotent.embedded.urls import with_database
 from dagster_idempotent.store import schema
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.testing.metered_provider import MeteredProvider
@@ -30,7 +30,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         yield server.url
     finally:
-        embedded.stop(folder)
+        embedded.remove(folder)
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def ledger_template(postgres_url: str) -> Iterator[str]:
     name = f"ledger_template_{os.getpid()}"
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        database = Database(_url_of(postgres_url, name))
+        database = Database(with_database(postgres_url, name))
         schema.upgrade(database)
         database.close()
         yield name
@@ -53,7 +53,7 @@ def ledger_url(postgres_url: str, ledger_template: str) -> Iterator[str]:
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
         admin.execute(copy.format(sql.Identifier(name), sql.Identifier(ledger_template)))
-        yield _url_of(postgres_url, name)
+        yield with_database(postgres_url, name)
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
@@ -70,7 +70,3 @@ def metered_provider(tmp_path: Path) -> Iterator[MeteredProvider]:
     """Start a metered provider with an empty bill; it ends with the test."""
     with MeteredProvider.start(tmp_path / "metered_provider") as provider:
         yield provider
-
-
-def _url_of(server: str, name: str) -> str:
-    return make_conninfo("", **(conninfo_to_dict(server) | {"dbname": name}))
