@@ -24,6 +24,7 @@ from dagster_idempotent.errors import (
     DatabaseUnavailable,
     IdempotentError,
     LeaseBusy,
+    LeaseLost,
     TaskClosed,
 )
 

@@ -1,4 +1,3 @@
-
 """Dagster as it runs in production: scheduler, backfill and retry daemons, GraphQL.
 
 The only place of this repository that imports private modules of Dagster.
