@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dagster_idempotent.engine.call_keys import call_key
     from dagster_idempotent.engine.channels.file import FileChannel
     from dagster_idempotent.engine.channels.http import HttpChannel
+    from dagster_idempotent.engine.channels.paid import PaidChannel
     from dagster_idempotent.engine.channels.sql import SqlChannel
     from dagster_idempotent.engine.files import write_artifact
     from dagster_idempotent.engine.tables import replace_rows
@@ -58,6 +59,7 @@ __all__ = [
     "LedgerResource",
     "Message",
     "Money",
+    "PaidChannel",
     "Pipeline",
     "Raw",
     "SqlChannel",
@@ -104,6 +106,7 @@ _HOMES = {
     "domain.outbox": ("DeliveryPolicy", "Message"),
     "engine.channels.file": ("FileChannel",),
     "engine.channels.http": ("HttpChannel",),
+    "engine.channels.paid": ("PaidChannel",),
     "engine.channels.sql": ("SqlChannel",),
     "engine.files": ("write_artifact",),
     "engine.tables": ("replace_rows",),
