@@ -59,9 +59,12 @@ def deliver_task(
     What a channel raises is stored and raised.
     """
     relay = _Relay(database=database, channels=channels, policy=policy, heartbeat=heartbeat or Heartbeat(database))
-    relay.look_around(pipeline, task_id)
+    messages = database.run(lambda c: outbox.list_messages(c, pipeline, task_id))
+    if any(message.state in (MessageState.WAITING, MessageState.SENDING) for message in messages):
+        relay.look_around(pipeline, task_id)
+        messages = database.run(lambda c: outbox.list_messages(c, pipeline, task_id))
     delivered: set[str] = set()
-    for message in database.run(lambda c: outbox.list_messages(c, pipeline, task_id)):
+    for message in messages:
         if message.state is MessageState.READY and message.channel in channels:
             delivery = relay.attempt(lambda c, sender, m=message: outbox.take(c, m, sender), keep_going=False)
             if delivery is not None and delivery.delivered_now:
