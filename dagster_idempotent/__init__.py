@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from dagster_idempotent.engine.call_keys import call_key
     from dagster_idempotent.engine.channels.file import FileChannel
     from dagster_idempotent.engine.channels.http import HttpChannel
+    from dagster_idempotent.engine.channels.paid import PaidChannel
     from dagster_idempotent.engine.channels.sql import SqlChannel
+    from dagster_idempotent.engine.files import write_artifact
+    from dagster_idempotent.engine.tables import replace_rows
     from dagster_idempotent.errors import DeliveryInDoubt, DeliveryNotSent
 
 __version__ = "0.1.0"
@@ -57,6 +60,7 @@ __all__ = [
     "LedgerResource",
     "Message",
     "Money",
+    "PaidChannel",
     "Pipeline",
     "Raw",
     "SqlChannel",
@@ -73,7 +77,9 @@ __all__ = [
     "iso_week_partitions",
     "operator_definitions",
     "persist_op",
+    "replace_rows",
     "transform_op",
+    "write_artifact",
 ]
 
 _HOMES = {
@@ -103,7 +109,10 @@ _HOMES = {
     "domain.outbox": ("DeliveryPolicy", "Message"),
     "engine.channels.file": ("FileChannel",),
     "engine.channels.http": ("HttpChannel",),
+    "engine.channels.paid": ("PaidChannel",),
     "engine.channels.sql": ("SqlChannel",),
+    "engine.files": ("write_artifact",),
+    "engine.tables": ("replace_rows",),
     "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
 }
 
