@@ -78,13 +78,21 @@ def _claim(
             Owner(context.run_id),
             is_finished=lambda owner: is_finished(context, owner),
             providers=providers,
-            backoff=tags.RETRY_NUMBER in context.run.tags,
+            backoff=_is_automatic_retry(context),
         )
     except TaskClosed:
         task = get_task(database, pipeline.name, task_id)
         if task.status is TaskStatus.COMPLETED:
             return task
         raise
+
+
+def _is_automatic_retry(context: dg.OpExecutionContext) -> bool:
+    """Whether Dagster's daemon launched this run; a person's re-execution of such a run inherits its tags."""
+    if tags.RETRY_NUMBER not in context.run.tags or context.run.parent_run_id is None:
+        return False
+    parent = context.instance.get_run_by_id(context.run.parent_run_id)
+    return parent is None or parent.tags.get(tags.AUTO_RETRY_RUN_ID, context.run_id) == context.run_id
 
 
 def tag_run(context: dg.OpExecutionContext, task: Task) -> None:

@@ -1,6 +1,7 @@
 """A code location as a user writes it; the tests load it as Dagster does, from its file."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -8,6 +9,7 @@ from pydantic import BaseModel
 
 from dagster_idempotent import (
     AllocatorResource,
+    Backoff,
     FileChannel,
     GuardedChatCompletionsResource,
     LedgerResource,
@@ -40,7 +42,8 @@ class Faults(dg.ConfigurableResource):
 
 
 def paid(name: str) -> Pipeline[Digest]:
-    return Pipeline(name, output=Digest, lease="20s", sender_lease="4s", send_window="3s")
+    backoff = Backoff(base=timedelta(seconds=1), cap=timedelta(seconds=1))
+    return Pipeline(name, output=Digest, lease="20s", sender_lease="4s", send_window="3s", backoff=backoff)
 
 
 def _request(content: str) -> dict[str, object]:
@@ -102,7 +105,7 @@ schedules = [
     idempotent_schedule(weekly_job, hour_of_day=9, day_of_week=1, name="every_monday"),
     idempotent_schedule(
         nightly_job,
-        cron_schedule=os.environ.get("TEST_CRON", "0 2 * * *"),
+        cron_schedule="0 2 * * *",
         execution_timezone="America/New_York",
         name="every_night",
     ),

@@ -227,7 +227,12 @@ class Dagster:
 
 @contextmanager
 def deployment(
-    home: Path, *, locations: Sequence[str] = ("first",), run_retries: int | None = None, processes: bool = False
+    home: Path,
+    *,
+    code: Path = CODE,
+    locations: Sequence[str] = ("first",),
+    run_retries: int | None = None,
+    processes: bool = False,
 ) -> Iterator[Dagster]:
     """Start a deployment in the folder `home`; its runs end before a launch returns, unless `processes`."""
     overrides: dict[str, Any] = {}
@@ -238,12 +243,12 @@ def deployment(
         instance = stack.enter_context(
             instance_for_test(overrides=overrides, temp_dir=str(home), synchronous_run_launcher=not processes)
         )
-        workspace = stack.enter_context(_workspace(instance, locations))
+        workspace = stack.enter_context(_workspace(instance, code, locations))
         yield Dagster(instance=instance, workspace=workspace)
 
 
-def _workspace(instance: dg.DagsterInstance, locations: Sequence[str]) -> AbstractContextManager[Any]:
-    target = InProcessWorkspaceLoadTarget([_origin(name) for name in locations])
+def _workspace(instance: dg.DagsterInstance, code: Path, locations: Sequence[str]) -> AbstractContextManager[Any]:
+    target = InProcessWorkspaceLoadTarget([_origin(code, name) for name in locations])
     return create_test_daemon_workspace_context(target, instance)
 
 
@@ -259,9 +264,9 @@ def _iterate(workspace: Any, when: datetime, crash: Mapping[str, Any] | None = N
         assert error is None, error
 
 
-def _origin(name: str) -> InProcessCodeLocationOrigin:
+def _origin(code: Path, name: str) -> InProcessCodeLocationOrigin:
     loadable = LoadableTargetOrigin(
-        executable_path=sys.executable, python_file=str(CODE), working_directory=os.fspath(CODE.parent)
+        executable_path=sys.executable, python_file=str(code), working_directory=os.fspath(code.parent)
     )
     return InProcessCodeLocationOrigin(loadable, location_name=name)
 
@@ -276,5 +281,5 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 if __name__ == "__main__":
     home, schedule_name, instant, crash_window = sys.argv[1:]
-    with dg.DagsterInstance.from_config(home) as own, _workspace(own, ["first"]) as loaded:
+    with dg.DagsterInstance.from_config(home) as own, _workspace(own, CODE, ["first"]) as loaded:
         _evaluate(loaded, datetime.fromisoformat(instant), {schedule_name: {crash_window: signal.SIGKILL}})
