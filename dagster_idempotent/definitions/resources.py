@@ -26,7 +26,7 @@ from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.work import current_work
 from dagster_idempotent.providers.chat_completions import ChatCompletion, ChatCompletionsProvider, ChatRequest
-from dagster_idempotent.store import schema
+from dagster_idempotent.store import version
 from dagster_idempotent.store.database import Database
 
 SECRET: dict[str, JsonValue] = {"dagster__is_secret": True}
@@ -166,9 +166,12 @@ def _open(url: str | None, folder: str | None, max_connections: int, patience_se
         max_connections=max_connections,
         patience=timedelta(seconds=patience_seconds),
     )
-    if explicit is None and schema.is_behind(database):
+    if explicit is None and version.is_behind(database):
+        # Alembic takes longer to load than the rest of a step's start, and is needed once in a ledger's life.
+        from dagster_idempotent.store import schema  # noqa: PLC0415
+
         schema.upgrade(database)
-    schema.check(database)
+    version.check(database)
     return database
 
 

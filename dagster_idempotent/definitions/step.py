@@ -21,13 +21,10 @@ from dagster_idempotent.errors import (
     CallInProgress,
     CallNotSent,
     CallRejected,
-    CandidateInvalid,
     DatabaseUnavailable,
     IdempotentError,
     LeaseBusy,
-    LeaseLost,
     TaskClosed,
-    TaskHeld,
 )
 
 # How often an op waits for a busy task before it stops and says who holds it.
@@ -122,11 +119,8 @@ class _Failure:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        waits = (TaskHeld, LeaseLost, LeaseBusy, CallInProgress, CallInDoubt, DatabaseUnavailable, GeneratorExit)
-        if kind is not None and not issubclass(kind, waits):
-            # Every try was paid for and refused: the same answers would be replayed for ever.
-            spent = isinstance(error, CandidateInvalid) and "refusals" in error.facts
-            self._work.fail(f"{kind.__name__}: {error}", final=spent)
+        if error is not None:
+            self._work.fail_with(error)
 
 
 def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Task | None = None) -> NoReturn:

@@ -1,5 +1,6 @@
 """Who runs the server: PostgreSQL refuses root, so root needs another account and places it can reach."""
 
+import contextlib
 import os
 import pwd
 import stat
@@ -88,18 +89,17 @@ def root_home(account: Account) -> Path:
 
 def make_private(folder: Path, account: Account) -> None:
     """Make `folder` unless it exists, and refuse it unless it is the account's alone."""
-    try:
+    with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-        account.own(folder)
-    except FileExistsError:
-        pass
     require_private(folder, account)
+    account.own(folder)  # also what a killed start of root's left to root
 
 
 def require_private(folder: Path, account: Account) -> None:
     """Refuse a folder that another user could have made or may enter."""
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != account.uid or found.st_mode & 0o077:
+    owned = found.st_uid in {account.uid, os.geteuid()}
+    if not (owned and stat.S_ISDIR(found.st_mode)) or found.st_mode & 0o077:
         raise EmbeddedPostgresError(
             f"Found {folder} owned by user {found.st_uid} with mode {stat.filemode(found.st_mode)}; "
             f"expected one that only user {account.uid} may enter (drwx------). Remove it.",

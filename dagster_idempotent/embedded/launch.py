@@ -116,7 +116,7 @@ def _clear_pid(data: Path) -> None:
         os.kill(pid, 0)
     except ProcessLookupError:
         return  # PostgreSQL sees that too, and frees the dead server's shared memory
-    except PermissionError:
+    except (PermissionError, OverflowError):
         pass
     pid_file.unlink()
 

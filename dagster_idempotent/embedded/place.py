@@ -101,7 +101,9 @@ def settle(place: Place) -> Place:
         long = _too_long(place.folder / "socket")
         if long or not place.account.reaches(place.folder):
             place = _relocate(place)
-    place.location.mkdir(parents=True, exist_ok=True)
+    if place.location != place.folder:
+        place.location.mkdir(parents=True, exist_ok=True)
+        place.location.chmod(0o711)  # whatever the umask is
     if place.sockets.parent != place.location:
         make_private(place.sockets.parent, place.account)
     make_private(place.sockets, place.account)
@@ -153,7 +155,7 @@ def _relocate(place: Place) -> Place:
     # A fresh name each time: a folder that was removed and made again must not find its old data.
     name = hashlib.sha256(os.fsencode(place.folder)).hexdigest()[:8]
     location = root_home(place.account) / f"{name}-{secrets.token_hex(4)}"
-    location.mkdir(mode=0o711)
+    # The pointer comes first, so that a kill in between leaves no folder that nothing points to.
     draft = place.folder / f"{_POINTER}.new"
     draft.write_text(f"{location}\n")
     draft.replace(place.folder / _POINTER)

@@ -88,6 +88,8 @@ class Guard(Generic[Request, Value]):
                 case Step.RECONCILE:
                     resend = not sent_here  # one send a call of this method; a later one is a later attempt
                     sent_here = self._reconcile(call, state, _known(current), request, resend=resend) or sent_here
+                case Step.SEND if sent_here:
+                    raise _not_known(call, _known(current))
                 case Step.SEND:
                     sent_here = self._start(call, state, print_, request, reserve) or sent_here
 
@@ -252,7 +254,7 @@ class Guard(Generic[Request, Value]):
         if not self._database.run(lambda c: submissions.claim_resend(c, call, lease, seen, sender=sender)):
             # The reply to our own claim may have been lost: then the row carries our sender.
             current = current_of(self._read(call).submissions)
-            if current is None or current.sender != sender:
+            if current is None or current.sender != sender or current.state is not SubmissionState.IN_DOUBT:
                 return False
         self._send(sending, request)
         return True
@@ -305,6 +307,15 @@ def _known(current: Submission | None) -> Submission:
     if current is None:  # next_step says SEND where there is none
         raise AssertionError("a step that needs a submission was decided without one")
     return current
+
+
+def _not_known(call: Call, row: Submission) -> CallNotSent:
+    return CallNotSent(
+        f"Call {call.call_key!r} of task {call.task_id} left and its answer was lost; {row.error}. It was not charged.",
+        task_id=call.task_id,
+        call_key=call.call_key,
+        submission=row.submission,
+    )
 
 
 def _in_progress(call: Call, row: Submission) -> CallInProgress:

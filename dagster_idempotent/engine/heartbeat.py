@@ -1,6 +1,7 @@
 """Renewal of leases and senders by one thread of the process, on a connection of its own."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Generator
@@ -11,21 +12,24 @@ from uuid import UUID
 
 import psycopg
 
+from dagster_idempotent.domain.outbox import Deliverer
 from dagster_idempotent.domain.task import Lease
 from dagster_idempotent.errors import StoreError
-from dagster_idempotent.store import leases, submissions
+from dagster_idempotent.store import leases, outbox, submissions
 from dagster_idempotent.store.database import Connection, Database
 
 logger = logging.getLogger(__name__)
 # A third of the length: two renewals may fail before anybody else may act.
 RENEWALS_PER_LEASE = 3
+# A task row that somebody keeps locked must not hold up the renewal of senders.
+LONGEST_LOCK_WAIT = timedelta(seconds=1)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Beat:
     """Something to renew; `lost` once the ledger said that there is nothing left to renew."""
 
-    what: Lease | UUID
+    what: Lease | UUID | Deliverer
     every: float
     due: float
     lost: bool = False
@@ -42,12 +46,14 @@ class Heartbeat:
         self._changed = threading.Condition()
         self._beats: list[Beat] = []
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
 
     @contextmanager
-    def renewing(self, what: Lease | UUID, length: timedelta) -> Generator[Beat]:
-        """Renew a lease, or the sender of a submission, until the block is left."""
+    def renewing(self, what: Lease | UUID | Deliverer, length: timedelta) -> Generator[Beat]:
+        """Renew a lease, or the sender of a submission or of a delivery, until the block is left."""
         every = length.total_seconds() / RENEWALS_PER_LEASE
         beat = Beat(what=what, every=every, due=time.monotonic() + every)
+        self._leave_parent()
         with self._changed:
             self._beats.append(beat)
             if self._thread is None or not self._thread.is_alive():
@@ -57,12 +63,21 @@ class Heartbeat:
         try:
             yield beat
         finally:
+            self._leave_parent()
             with self._changed:
-                self._beats.remove(beat)
+                if beat in self._beats:  # after a fork it is the parent's
+                    self._beats.remove(beat)
                 thread = None if self._beats else self._thread
                 self._changed.notify()
             if thread is not None:
                 thread.join(timeout=5)
+
+    def _leave_parent(self) -> None:
+        """Forget what was registered before a fork: a child that renewed it would keep a dead sender alive."""
+        if self._pid != os.getpid():
+            self._changed = threading.Condition()
+            self._beats, self._thread = [], None
+            self._pid = os.getpid()
 
     def _run(self) -> None:
         connection: Connection | None = None
@@ -72,7 +87,7 @@ class Heartbeat:
                 if due is None:
                     return
                 try:
-                    connection = connection or self._database.connect()
+                    connection = connection or self._database.connect(lock_wait=LONGEST_LOCK_WAIT)
                     _renew(connection, due)
                 except (psycopg.Error, StoreError) as error:
                     logger.warning("heartbeat.renewal_failed", extra={"reason": str(error).strip()})
@@ -115,3 +130,5 @@ def _renew(connection: Connection, due: list[Beat]) -> None:
     for beat in due:
         if isinstance(beat.what, Lease):
             beat.lost = leases.renew(connection, beat.what) is None
+        elif isinstance(beat.what, Deliverer):
+            beat.lost = not outbox.renew_delivery(connection, beat.what.sender)

@@ -144,6 +144,7 @@ def _refuse(database: Database, call: Call, seen: Submission, state: SubmissionS
 
 def answer_row(outcome: Succeeded, settled_by: SettledBy) -> AnswerRow:
     """Turn a provider's answer into the row that keeps it."""
+    cost = outcome.cost if outcome.cost is not None and outcome.cost.amount >= 0 else None
     return AnswerRow(
         state=SubmissionState.SUCCEEDED,
         settled_by=settled_by,
@@ -151,7 +152,7 @@ def answer_row(outcome: Succeeded, settled_by: SettledBy) -> AnswerRow:
         response=outcome.answer.head,
         body=outcome.answer.body,
         sha256=outcome.answer.sha256,
-        cost=None if outcome.cost is None else outcome.cost.amount,
-        currency=None if outcome.cost is None else outcome.cost.currency,
-        cost_basis=None if outcome.cost is None else outcome.cost_basis,
+        cost=None if cost is None else cost.amount,
+        currency=None if cost is None else cost.currency,
+        cost_basis=None if cost is None else outcome.cost_basis,
     )

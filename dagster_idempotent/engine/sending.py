@@ -1,7 +1,8 @@
 """Sending: one submission leaves once, from the process that wrote its intent, and its outcome is written."""
 
 import logging
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, assert_never
 from uuid import UUID
@@ -29,15 +30,18 @@ class Sending:
     sender: UUID
     key: IdempotencyKey
     window: SendWindow
+    pid: int = field(default_factory=os.getpid)
 
     def send(self, request: Any) -> Outcome:  # noqa: ANN401 - whatever the provider takes
-        """Send the request and write its outcome; the sender's lease is renewed until it is written."""
+        """Send the request and write its outcome; the sender's lease is renewed until it is written.
+
+        Returns InDoubt in place of a no that proves nothing.
+        """
         logger.info("guard.sending", extra={"task": self.call.task_id, "call": self.call.call_key})
         with self.work.heartbeat.renewing(self.sender, self.state.sender_lease):
             with self:
                 outcome = self.provider.submit(request, key=self.key, window=self.window)
-            self._record(outcome)
-        return outcome
+            return self._record(outcome)
 
     def __enter__(self) -> None:
         """Start the part in which any exception, also an interrupt, leaves an outcome to write."""
@@ -50,18 +54,21 @@ class Sending:
             reason = f"{kind.__name__}: {error}"
             self._record(InDoubt(reason=reason) if self.window.opened else NotSent(reason=reason))
 
-    def _record(self, outcome: Outcome) -> None:
+    def _record(self, outcome: Outcome) -> Outcome:
+        if os.getpid() != self.pid and not isinstance(outcome, Succeeded):
+            return outcome  # a fork knows nothing of what its parent sends under this sender id
         match outcome:
             case Succeeded():
                 self._record_answer(outcome)
             case Rejected():
-                self._record_refusal(SubmissionState.REJECTED, outcome.reason)
+                return self._record_refusal(SubmissionState.REJECTED, outcome)
             case NotSent():
-                self._record_refusal(SubmissionState.NOT_SENT, outcome.reason)
+                return self._record_refusal(SubmissionState.NOT_SENT, outcome)
             case InDoubt():
                 self._record_doubt(outcome)
             case _:
                 assert_never(outcome)
+        return outcome
 
     def _record_answer(self, outcome: Succeeded) -> None:
         row = answer_row(outcome, SettledBy.SENDER)
@@ -71,16 +78,18 @@ class Sending:
         if recorded is Recorded.AS_LATE:
             logger.error("guard.late_answer", extra={"task": self.call.task_id, "call": self.call.call_key})
 
-    def _record_refusal(self, state: SubmissionState, reason: str) -> None:
+    def _record_refusal(self, state: SubmissionState, refusal: Rejected | NotSent) -> Outcome:
         written = self.work.database.run(
             lambda c: submissions.record_refusal(
-                c, self.call, self.submission, state=state, error=reason, sender=self.sender, seen_sends=1
+                c, self.call, self.submission, state=state, error=refusal.reason, sender=self.sender, seen_sends=1
             ),
             patience=OUTCOME_PATIENCE,
         )
-        if not written:
-            # A refused resend says nothing about the first send: the row stays in doubt.
-            logger.warning("guard.refusal_proves_nothing", extra={"call": self.call.call_key, "reason": reason})
+        if written:
+            return refusal
+        # A refused resend says nothing about the first send: the row stays in doubt.
+        logger.warning("guard.refusal_proves_nothing", extra={"call": self.call.call_key, "reason": refusal.reason})
+        return InDoubt(reason=refusal.reason)
 
     def _record_doubt(self, outcome: InDoubt) -> None:
         self.work.database.run(

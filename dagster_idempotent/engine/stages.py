@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import Raw, Task, TaskStatus
@@ -130,6 +131,11 @@ def validated(pipeline: AnyPipeline, candidate: object) -> BaseModel:
             "stay stored, and another try is another call key.",
             problems=error.errors(include_url=False, include_input=False, include_context=False),
         ) from error
+    except PydanticSerializationError as error:
+        raise CandidateInvalid(
+            f"The candidate cannot be written as JSON: {error}. The task is not completed; paid answers stay stored.",
+            problems=[],
+        ) from error
 
 
 def _problems(error: ValidationError) -> str:
@@ -143,18 +149,17 @@ def _encoded(collected: object) -> tuple[bytes, str]:
     match collected:
         case bytes():
             body, media_type = collected, "application/octet-stream"
-        case str():
-            body, media_type = collected.encode("utf-8"), "text/plain; charset=utf-8"
-        case dict() | list():
+        case str() | dict() | list():
             try:
-                text = json.dumps(collected, ensure_ascii=False, allow_nan=False)
-            except (TypeError, ValueError) as error:
+                text = collected if isinstance(collected, str) else _json(collected)
+                body = text.encode("utf-8")
+            except (TypeError, ValueError, RecursionError) as error:
                 raise ConfigurationError(
-                    f"collect returned a value that JSON cannot carry: {error}. Return bytes, text, or plain lists "
-                    "and objects.",
+                    f"collect returned a value that UTF-8 or JSON cannot carry: {error}. Return bytes, text, or plain "
+                    "lists and objects.",
                     field="collect",
                 ) from error
-            body, media_type = text.encode("utf-8"), "application/json"
+            media_type = "text/plain; charset=utf-8" if isinstance(collected, str) else "application/json"
         case _:
             raise ConfigurationError(
                 f"collect returned {type(collected).__name__}, expected bytes, str, a list or a dict.",
@@ -167,3 +172,7 @@ def _encoded(collected: object) -> tuple[bytes, str]:
             field="collect",
         )
     return body, media_type
+
+
+def _json(value: Any) -> str:  # noqa: ANN401 - json refuses what it cannot write
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,16 +1,17 @@
 """Any service that speaks OpenAI's `POST /chat/completions`, as a synchronous provider."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import cast
 from urllib.parse import urlencode
 
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
-from dagster_idempotent.errors import ConfigurationError, CredentialMissing, InvalidPayload
+from dagster_idempotent.errors import ConfigurationError, CredentialMissing, IdempotentError, InvalidPayload
 from dagster_idempotent.providers.outcome import (
     Answer,
     Finding,
@@ -28,6 +29,7 @@ from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import Response, get, send_once
 
 ChatRequest = Mapping[str, object]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +106,9 @@ class ChatCompletionsProvider:
 
     def submit(self, request: ChatRequest, *, key: IdempotencyKey, window: SendWindow) -> Outcome:
         """Send the completion request once and classify what came back."""
+        secret = self._credential()
         headers = {
-            **self._credential(),
+            "Authorization": f"Bearer {secret}",
             "Content-Type": "application/json",
             "Accept": "application/json",
             "Accept-Encoding": "identity",
@@ -122,7 +125,7 @@ class ChatCompletionsProvider:
         )
         if isinstance(result, NotSent | InDoubt):
             return result
-        return self._outcome(result)
+        return _without(secret, self._outcome(result))
 
     def find(self, keys: Sequence[IdempotencyKey]) -> Finding:
         """Look up each key; the first that the service knows decides."""
@@ -143,7 +146,7 @@ class ChatCompletionsProvider:
         """Return the text of the first choice."""
         return self.decode(answer).text
 
-    def _credential(self) -> Mapping[str, str]:
+    def _credential(self) -> str:
         key = os.environ.get(self._api_key_variable, "").strip()
         if not key:
             raise CredentialMissing(
@@ -157,7 +160,7 @@ class ChatCompletionsProvider:
                 "Nothing was sent. Set it to the key alone.",
                 variable=self._api_key_variable,
             )
-        return {"Authorization": f"Bearer {key}"}
+        return key
 
     def _outcome(self, response: Response) -> Outcome:
         if refusal_of(response.status):
@@ -168,24 +171,33 @@ class ChatCompletionsProvider:
         return self._succeeded(response.body, raw, {"status": 200, "request_id": response.header("x-request-id")})
 
     def _succeeded(self, body: bytes, raw: Mapping[str, object] | None, head: Mapping[str, object]) -> Outcome:
-        if raw is None or _text(raw) is None:
+        if raw is None or not _is_completion(raw):
             reason = f"the answer is not a completion: {_excerpt(body)}"
             return InDoubt(reason=reason, remote_ref=_reference(raw))
-        cost = None if self._cost_of is None else self._cost_of(raw)
-        return Succeeded(answer=Answer(head=head, body=body), remote_ref=_reference(raw), cost=cost)
+        return Succeeded(answer=Answer(head=head, body=body), remote_ref=_reference(raw), cost=self._cost(raw))
+
+    def _cost(self, raw: Mapping[str, object]) -> Money | None:
+        """Compute the cost; a computation that fails makes it unknown and never loses a paid answer."""
+        if self._cost_of is None:
+            return None
+        try:
+            return self._cost_of(raw)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, IdempotentError) as error:
+            logger.warning("chat_completions.cost_unknown", extra={"reason": f"{type(error).__name__}: {error}"})
+            return None
 
     def _find_one(self, key: IdempotencyKey) -> Finding:
-        query = urlencode({"client_reference": key})
+        query, secret = urlencode({"client_reference": key}), self._credential()
         response = get(
             f"{self._base_url}{self._look_up_path}?{query}",
-            headers=self._credential(),
+            headers={"Authorization": f"Bearer {secret}"},
             timeout=timedelta(seconds=30),
         )
         if isinstance(response, str):
             return LookUpFailed(reason=response)
         found = _object(response.body)
         if response.status != 200 or found is None or not isinstance(found.get("requests"), list):  # noqa: PLR2004
-            return LookUpFailed(reason=f"HTTP {response.status}: {_excerpt(response.body)}")
+            return LookUpFailed(reason=f"HTTP {response.status}: {_excerpt(response.body)}".replace(secret, "***"))
         rows = cast("list[Mapping[str, object]]", found["requests"])
         if not rows:
             return NotFound(complete=found.get("complete") is True)
@@ -194,7 +206,7 @@ class ChatCompletionsProvider:
         if not isinstance(raw, dict):
             return Unfinished(remote_ref=reference)
         outcome = self._succeeded(json.dumps(raw).encode(), cast("Mapping[str, object]", raw), {"looked_up": True})
-        return outcome if isinstance(outcome, Succeeded) else Unfinished(remote_ref=reference)
+        return outcome if isinstance(outcome, Succeeded) else LookUpFailed(reason=outcome.reason)
 
 
 def _encoded(request: ChatRequest) -> bytes:
@@ -215,6 +227,20 @@ def _object(body: bytes) -> Mapping[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return cast("Mapping[str, object]", value) if isinstance(value, dict) else None
+
+
+def _is_completion(raw: Mapping[str, object]) -> bool:
+    """Whether it has choices with a message; its content is null where the model called tools or refused."""
+    match raw.get("choices"):
+        case [{"message": dict()}, *_]:  # pyright: ignore[reportUnknownVariableType] - any JSON
+            return True
+        case _:
+            return False
+
+
+def _without(secret: str, outcome: Outcome) -> Outcome:
+    """Take the credential out of a text about a failure: some services quote it when they refuse it."""
+    return outcome if isinstance(outcome, Succeeded) else replace(outcome, reason=outcome.reason.replace(secret, "***"))
 
 
 def _text(raw: Mapping[str, object] | None) -> str | None:

@@ -36,9 +36,10 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """The provider's own, definite no: nothing is charged."""
+    """The provider's own, definite no: nothing is charged; a refusal may still name what it is about."""
 
     reason: str
+    remote_ref: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

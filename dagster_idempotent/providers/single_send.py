@@ -4,11 +4,13 @@ The `http` extra brings httpcore. It is used below the level of httpx because on
 by a check.
 """
 
+import socket
 import ssl
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.outcome import InDoubt, NotSent
@@ -16,6 +18,8 @@ from dagster_idempotent.providers.send_window import SendWindow, SendWindowClose
 
 if TYPE_CHECKING:
     import httpcore
+
+HeaderPairs = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,61 +35,176 @@ class Response:
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLost(InDoubt):
+    """The response began, but its body is not whole here; `response` is what came of it."""
+
+    response: Response
+
+
+# Told the status and headers of a response, it returns what is then fed each piece of the body, and says True once
+# nothing more is needed; None where the end of the body is the end.
+BodyWatch = Callable[[int, HeaderPairs], Callable[[bytes], bool] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How a request gets to its provider: certificates to trust, an HTTP proxy, and the time for each stage.
+
+    `proxy` is an address such as "http://proxy.example:3128", with a user and password in it if need be.
+    """
+
+    connect_timeout: timedelta = timedelta(seconds=10)
+    read_timeout: timedelta = timedelta(minutes=10)
+    ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
+    proxy: str | None = field(default=None, repr=False)
+
+
+DIRECT = Route()
+
+
 def send_once(
     method: str,
     url: str,
     *,
-    headers: Mapping[str, str],
+    headers: Mapping[str, str] | HeaderPairs,
     body: bytes,
     window: SendWindow,
     connect_timeout: timedelta = timedelta(seconds=10),
     read_timeout: timedelta = timedelta(minutes=10),
+    route: Route | None = None,
+    watch: BodyWatch | None = None,
+    max_body: int | None = None,
 ) -> Response | NotSent | InDoubt:
     """Send a request and return its whole response, or what is proved about a failure.
 
-    Not sent is proved by no write having been allowed; anything after the first write is in doubt.
+    Not sent is proved by no write having been allowed; anything after the first write is in doubt. `watch` may end
+    the body early; a body of more than `max_body` bytes is given up as BodyLost. A `route` replaces both timeouts.
     """
     httpcore = _httpcore()
+    way = route or Route(connect_timeout=connect_timeout, read_timeout=read_timeout)
     timeouts = {
-        "connect": min(connect_timeout.total_seconds(), max(window.remaining(), 0.001)),
-        "pool": connect_timeout.total_seconds(),
+        "connect": min(way.connect_timeout.total_seconds(), max(window.remaining(), 0.001)),
+        "pool": way.connect_timeout.total_seconds(),
         "write": max(window.remaining(), 0.001),
-        "read": read_timeout.total_seconds(),
+        "read": way.read_timeout.total_seconds(),
     }
-    pool = httpcore.ConnectionPool(
-        ssl_context=ssl.create_default_context(),
-        http1=True,
-        http2=False,
-        retries=0,
-        max_keepalive_connections=0,
-        network_backend=_watched_backend(window),
-    )
+    arriving = _Arriving(watch=watch, max_body=max_body)
     try:
-        with pool:
-            response = pool.request(
-                method,
-                url,
-                headers={**headers, "Connection": "close"},
-                content=body,
-                extensions={"timeout": timeouts},
-            )
-            return _whole(response.status, response.headers, response.content)
+        with _pool(url, way, window) as pool:
+            pairs = [*_encoded(headers), (b"Connection", b"close")]
+            extensions = {"timeout": timeouts}
+            with pool.stream(method, url, headers=pairs, content=body, extensions=extensions) as response:
+                arriving.begin(response.status, response.headers)
+                arriving.read(response.iter_stream())
     except (SendWindowClosed, OSError, ssl.SSLError, *_failures(httpcore)) as error:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if arriving.lost is None:
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            arriving.lost = reason
+    if not arriving.began:
+        reason = arriving.lost or "no response"
         return InDoubt(reason=reason) if window.opened else NotSent(reason=reason)
+    if arriving.whole:
+        return arriving.response
+    return BodyLost(reason=arriving.lost or "its body is not whole", response=arriving.response)
 
 
 def get(url: str, *, headers: Mapping[str, str], timeout: timedelta) -> Response | str:
     """Send an unpaid GET; return its response, or why there is none."""
+    return send_unpaid(
+        "GET", url, headers=headers, body=b"", route=Route(connect_timeout=timeout, read_timeout=timeout)
+    )
+
+
+def send_unpaid(
+    method: str, url: str, *, headers: Mapping[str, str] | HeaderPairs, body: bytes, route: Route = DIRECT
+) -> Response | str:
+    """Send a request that costs nothing, once; return its response, or why there is none."""
     httpcore = _httpcore()
-    seconds = timeout.total_seconds()
-    limits = {"connect": seconds, "read": seconds, "write": seconds, "pool": seconds}
+    connect, read = route.connect_timeout.total_seconds(), route.read_timeout.total_seconds()
+    limits = {"connect": connect, "read": read, "write": read, "pool": connect}
     try:
-        with httpcore.ConnectionPool(ssl_context=ssl.create_default_context()) as pool:
-            response = pool.request("GET", url, headers=dict(headers), extensions={"timeout": limits})
+        with _pool(url, route, None) as pool:
+            response = pool.request(
+                method, url, headers=_encoded(headers), content=body or None, extensions={"timeout": limits}
+            )
             return _whole(response.status, response.headers, response.content)
     except (OSError, ssl.SSLError, *_failures(httpcore)) as error:
         return f"{type(error).__name__}: {error}"
+
+
+class _Arriving:
+    """A response while it comes in."""
+
+    def __init__(self, *, watch: BodyWatch | None, max_body: int | None) -> None:
+        self._watch = watch
+        self._max_body = max_body
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._pieces: list[bytes] = []
+        self.whole = False
+        self.lost: str | None = None
+
+    @property
+    def began(self) -> bool:
+        return bool(self._status)
+
+    @property
+    def response(self) -> Response:
+        return _whole(self._status, self._headers, b"".join(self._pieces))
+
+    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._status = status
+        self._headers = list(headers)
+
+    def read(self, pieces: Iterable[bytes]) -> None:
+        ended = None if self._watch is None else self._watch(self._status, self.response.headers)
+        size = 0
+        for piece in pieces:
+            size += len(piece)
+            if self._max_body is not None and size > self._max_body:
+                self.lost = f"the answer is larger than the {self._max_body} bytes that are kept"
+                return
+            self._pieces.append(piece)
+            if ended is not None and ended(piece):
+                break
+        self.whole = True
+
+
+def _pool(url: str, route: Route, window: SendWindow | None) -> Any:  # noqa: ANN401 - a lazily imported module
+    httpcore = _httpcore()
+    secure = urlsplit(url).scheme == "https"
+    context = route.ssl_context or (ssl.create_default_context() if secure else None)
+    # Bytes of a CONNECT go out before the TLS of the request itself: they are nothing of the request.
+    layers = int(secure) + int((route.proxy or "").startswith("https:"))
+    settings = {
+        "ssl_context": context,
+        "http1": True,
+        "http2": False,
+        "retries": 0,
+        "max_keepalive_connections": 0,
+        "network_backend": None if window is None else _watched_backend(window, layers),
+    }
+    if route.proxy is None:
+        return httpcore.ConnectionPool(**settings)
+    parts = urlsplit(route.proxy)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigurationError(
+            'The proxy is not an address such as "http://proxy.example:3128"; nothing was sent.', field="proxy"
+        )
+    default_port = 443 if parts.scheme == "https" else 80
+    return httpcore.ConnectionPool(
+        **settings,
+        proxy=httpcore.Proxy(
+            f"{parts.scheme}://{parts.hostname}:{parts.port or default_port}",
+            auth=(unquote(parts.username), unquote(parts.password or "")) if parts.username else None,
+        ),
+    )
+
+
+def _encoded(headers: Mapping[str, str] | HeaderPairs) -> list[tuple[bytes, bytes]]:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
 
 
 def _whole(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Response:
@@ -114,24 +233,31 @@ def _httpcore() -> Any:  # noqa: ANN401 - a lazily imported module
     return httpcore
 
 
-def _watched_backend(window: SendWindow) -> "httpcore.NetworkBackend":
-    """Return the default network backend with `window` asked before every write of a stream."""
+def _watched_backend(window: SendWindow, layers: int) -> "httpcore.NetworkBackend":
+    """Return the default network backend with `window` asked before every write of a stream.
+
+    Writes count once `layers` of TLS are in place.
+    """
     import httpcore  # noqa: PLC0415 - an optional dependency
 
     class WatchedStream(httpcore.NetworkStream):
-        def __init__(self, stream: httpcore.NetworkStream) -> None:
+        def __init__(self, stream: httpcore.NetworkStream, layers: int) -> None:
             self._stream = stream
+            self._layers = layers
 
         def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
             return self._stream.read(max_bytes, timeout)
 
         def write(self, buffer: bytes, timeout: float | None = None) -> None:
-            # In pieces, so that a body that crawls out is cut off when the window ends, not when it is through.
-            for start in range(0, len(buffer), PIECE):
-                window.before_write()
-                piece = buffer[start : start + PIECE]
-                left = max(window.remaining(), 0.001)
-                self._stream.write(piece, left if timeout is None else min(timeout, left))
+            if self._layers > 0:
+                self._stream.write(buffer, timeout)
+                return
+            try:
+                _write(self._stream.get_extra_info("socket"), buffer, window)
+            except TimeoutError as error:
+                raise httpcore.WriteTimeout(str(error)) from error
+            except OSError as error:
+                raise httpcore.WriteError(str(error)) from error
 
         def close(self) -> None:
             self._stream.close()
@@ -143,7 +269,7 @@ def _watched_backend(window: SendWindow) -> "httpcore.NetworkBackend":
             timeout: float | None = None,
         ) -> httpcore.NetworkStream:
             # The handshake carries nothing of the request; only what is written through TLS afterwards counts.
-            return WatchedStream(self._stream.start_tls(ssl_context, server_hostname, timeout))
+            return WatchedStream(self._stream.start_tls(ssl_context, server_hostname, timeout), self._layers - 1)
 
         def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - httpcore's own signature
             return self._stream.get_extra_info(info)
@@ -160,7 +286,8 @@ def _watched_backend(window: SendWindow) -> "httpcore.NetworkBackend":
             local_address: str | None = None,
             socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
         ) -> httpcore.NetworkStream:
-            return WatchedStream(self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
+            stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
+            return WatchedStream(stream, layers)
 
         def connect_unix_socket(
             self,
@@ -168,9 +295,21 @@ def _watched_backend(window: SendWindow) -> "httpcore.NetworkBackend":
             timeout: float | None = None,
             socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
         ) -> httpcore.NetworkStream:
-            return WatchedStream(self._backend.connect_unix_socket(path, timeout, socket_options))
+            return WatchedStream(self._backend.connect_unix_socket(path, timeout, socket_options), layers)
 
     return WatchedBackend()
+
+
+def _write(raw: socket.socket, buffer: bytes, window: SendWindow) -> None:
+    """Write to a socket, plain or TLS, asking the window before every part that the kernel takes.
+
+    The stream's own `write` would go on with a full timeout for each part, however long a body crawls.
+    """
+    left = memoryview(buffer)
+    while left:
+        window.before_write()
+        raw.settimeout(max(window.remaining(), 0.001))
+        left = left[raw.send(left[:PIECE]) :]
 
 
 PIECE = 64 * 1024

@@ -1,8 +1,8 @@
 """Connections to PostgreSQL: opened late, bounded, READ COMMITTED, and what may be issued again after a fault."""
 
 import logging
+import math
 import os
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
-from psycopg_pool import ConnectionPool, PoolTimeout
 
 from dagster_idempotent.errors import DatabaseUnavailable
+from dagster_idempotent.store.pool import Pool, PoolBusy
 
 Result = TypeVar("Result")
 
@@ -29,6 +29,7 @@ MAX_RETRIES = 5
 LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "08000", "08001", "08003", "08004", "08006", "53300"})
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
+LONGEST_CONNECT = 10.0
 
 _SETTINGS = """
 SET default_transaction_isolation = 'read committed';
@@ -42,7 +43,6 @@ SELECT set_config('synchronous_commit', 'on', false)
 _ARGUMENTS: dict[str, Any] = {
     "autocommit": True,
     "row_factory": dict_row,
-    "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -66,9 +66,9 @@ class Database:
         self._url = url
         self._max_connections = max_connections
         self._patience = patience.total_seconds()
-        self._lock = threading.Lock()
-        self._pool: ConnectionPool[Connection] | None = None
-        self._pid = 0
+        self._pool = self._new_pool()
+        self._parents: Pool[Connection] | None = None
+        self._pid = os.getpid()
 
     @property
     def url(self) -> str:
@@ -85,18 +85,22 @@ class Database:
         deadline = time.monotonic() + wait
         pause, retries = FIRST_PAUSE, 0
         while True:
+            pool = self._connections()
             try:
-                with self._connections().connection(timeout=max(0.1, deadline - time.monotonic())) as connection:
+                with pool.connection(timeout=max(0.1, deadline - time.monotonic())) as connection:
                     return _replicated(connection, function(connection))
-            except PoolTimeout as error:
-                raise self._unavailable(error, wait) from error
+            except PoolBusy as error:
+                reason = f"all {self._max_connections} connections of this process stayed busy"
+                raise self._unavailable(reason, wait) from error
             except psycopg.Error as error:
                 if error.sqlstate in RETRYABLE_SQLSTATES and retries < MAX_RETRIES:
                     retries += 1
-                elif not _is_lost(error):
+                elif not is_lost(error):
                     raise
                 elif time.monotonic() + pause > deadline:
                     raise self._unavailable(error, wait) from error
+                else:
+                    pool.forget_idle()
                 logger.warning("database.statement_issued_again", extra={"sqlstate": error.sqlstate})
             time.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
@@ -104,47 +108,47 @@ class Database:
     @contextmanager
     def transaction(self) -> Generator[Connection]:
         """Open a connection with a transaction that commits at the end of the block; nothing is retried."""
-        with self._connections().connection(timeout=self._patience) as connection, connection.transaction():
-            yield connection
+        try:
+            with self._connections().connection(timeout=self._patience) as connection, connection.transaction():
+                yield connection
+        except PoolBusy as error:
+            reason = f"all {self._max_connections} connections of this process stayed busy"
+            raise self._unavailable(reason, self._patience) from error
 
-    def connect(self) -> Connection:
-        """Open one connection of the caller's own, outside the pool; the caller closes it."""
-        connection = Connection.connect(self._url, **_ARGUMENTS)
-        _configure(connection)
+    def connect(self, *, timeout: float = LONGEST_CONNECT, lock_wait: timedelta | None = None) -> Connection:
+        """Open one connection of the caller's own, outside the pool; the caller closes it.
+
+        `timeout` is in seconds; `lock_wait` bounds how long a statement waits for a lock.
+        """
+        # libpq counts whole seconds and takes less than two for two.
+        seconds = math.ceil(min(max(timeout, 2.0), LONGEST_CONNECT))
+        connection = Connection.connect(self._url, connect_timeout=seconds, **_ARGUMENTS)
+        try:
+            _configure(connection)
+            if lock_wait is not None:
+                wait = f"{lock_wait // timedelta(milliseconds=1)}ms"
+                connection.execute("SELECT set_config('lock_timeout', %s, false)", [wait])
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def close(self) -> None:
         """Close the idle connections; the next statement opens new ones."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-            if pool is not None and self._pid == os.getpid():
-                pool.close()
+        pool, self._pool = self._connections(), self._new_pool()
+        pool.close()
 
-    def _connections(self) -> "ConnectionPool[Connection]":
-        with self._lock:
-            if self._pool is None or self._pid != os.getpid():
-                self._pool = ConnectionPool(
-                    self._url,
-                    connection_class=Connection,
-                    kwargs=_ARGUMENTS,
-                    configure=_configure,
-                    min_size=0,
-                    max_size=self._max_connections,
-                    max_idle=60,
-                    name="dagster-idempotent",
-                    open=True,
-                )
-                self._pid = os.getpid()
-            return self._pool
+    def _connections(self) -> Pool[Connection]:
+        if self._pid != os.getpid():
+            # After a fork: the parent's sockets and locks are not ours to touch, nor to collect as garbage.
+            self._parents = self._pool
+            self._pool, self._pid = self._new_pool(), os.getpid()
+        return self._pool
 
-    def _unavailable(self, error: psycopg.Error, waited: float) -> DatabaseUnavailable:
-        reason: object = error
-        if isinstance(error, PoolTimeout):
-            try:
-                self.connect().close()
-                reason = f"all {self._max_connections} connections of this process stayed busy"
-            except psycopg.Error as cause:
-                reason = cause
+    def _new_pool(self) -> Pool[Connection]:
+        return Pool(lambda timeout: self.connect(timeout=timeout), size=self._max_connections)
+
+    def _unavailable(self, reason: object, waited: float) -> DatabaseUnavailable:
         return DatabaseUnavailable(
             f"PostgreSQL at {describe(self._url)} did not serve us within {waited:.0f} s: "
             f"{str(reason).strip()}. Nothing was decided without it. Check that the server runs and that the URL is "
@@ -161,7 +165,8 @@ def describe(url: str) -> str:
     return f"{parts.get('host', 'the default host')}/{parts.get('dbname', 'the default database')}"
 
 
-def _is_lost(error: psycopg.Error) -> bool:
+def is_lost(error: psycopg.Error) -> bool:
+    """Whether the server or the connection went away: a commit may or may not have happened."""
     return error.sqlstate in LOST_SQLSTATES or (error.sqlstate is None and isinstance(error, psycopg.OperationalError))
 
 

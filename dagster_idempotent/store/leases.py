@@ -9,6 +9,7 @@ from dagster_idempotent.domain.task import HeldFor, Lease, Owner, Task
 from dagster_idempotent.store.database import Connection
 from dagster_idempotent.store.rows import task_of
 from dagster_idempotent.store.statements import statements
+from dagster_idempotent.store.texts import storable
 
 SQL = statements("leases")
 
@@ -60,13 +61,13 @@ def renew(connection: Connection, lease: Lease) -> datetime | None:
 
 def fail(connection: Connection, lease: Lease, *, error: str, delay: timedelta, final: bool) -> bool:
     """Store an error and when the next attempt is due; return whether the lease still held."""
-    parameters = _of(lease) | {"error": error.replace("\0", "\ufffd"), "delay": delay, "final": final}
+    parameters = _of(lease) | {"error": storable(error), "delay": delay, "final": final}
     return connection.execute(SQL["fail"], parameters).fetchone() is not None
 
 
 def hold(connection: Connection, lease: Lease, *, held_for: HeldFor, error: str) -> bool:
     """Put the task on hold; return whether the lease still held."""
-    parameters = _of(lease) | {"held_for": held_for, "error": error.replace("\0", "\ufffd")}
+    parameters = _of(lease) | {"held_for": held_for, "error": storable(error)}
     row = connection.execute(SQL["hold"], parameters).fetchone()
     return row is not None and row["verdict"] == "held"
 

@@ -26,6 +26,7 @@ from dagster_idempotent.errors import BudgetExceeded
 from dagster_idempotent.store.database import Connection
 from dagster_idempotent.store.rows import Row, submission_of
 from dagster_idempotent.store.statements import statements
+from dagster_idempotent.store.texts import storable
 
 SQL = statements("submissions")
 BUDGET_FULL = "DI001"
@@ -211,7 +212,7 @@ def record_refusal(
     """Write not_sent or rejected, by its sender or (sender None) by a look-up; return whether it counted."""
     parameters = _numbered(call, submission) | {
         "state": state,
-        "error": _clean(error),
+        "error": storable(error),
         "sender": sender,
         "seen_sends": seen_sends,
     }
@@ -224,8 +225,8 @@ def record_doubt(
     """Write in_doubt, by the sender that gave up waiting."""
     parameters = _numbered(call, submission) | {
         "sender": sender,
-        "error": _clean(error),
-        "remote_ref": remote_ref,
+        "error": storable(error),
+        "remote_ref": _reference(remote_ref),
     }
     connection.execute(SQL["record_doubt"], parameters)
 
@@ -259,8 +260,8 @@ def _answer(call: Call, submission: int, answer: AnswerRow) -> dict[str, object]
         "submission": submission,
         "state": str(answer.state),
         "settled_by": str(answer.settled_by),
-        "remote_ref": answer.remote_ref,
-        "response": answer.response,
+        "remote_ref": _reference(answer.remote_ref),
+        "response": None if answer.response is None else _head(answer.response),
         "response_sha256": answer.sha256,
         "cost": None if answer.cost is None else str(answer.cost),
         "currency": answer.currency,
@@ -268,9 +269,14 @@ def _answer(call: Call, submission: int, answer: AnswerRow) -> dict[str, object]
     }
 
 
+def _reference(text: str | None) -> str | None:
+    return storable(text) or None if text is not None else None
+
+
+def _head(head: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the head of a paid answer so that nothing in it can keep the answer out of the ledger."""
+    return {storable(name): storable(value) if isinstance(value, str) else value for name, value in head.items()}
+
+
 def _numbered(call: Call, submission: int) -> dict[str, object]:
     return call.parameters() | {"submission": submission}
-
-
-def _clean(text: str) -> str:
-    return text.replace("\0", "\ufffd")[:4000]

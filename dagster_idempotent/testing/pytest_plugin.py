@@ -30,7 +30,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         yield server.url
     finally:
-        embedded.stop(folder)
+        embedded.remove(folder)
 
 
 @pytest.fixture(scope="session")

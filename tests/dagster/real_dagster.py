@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401 - what Dagster keeps private has no public type
+
 """Dagster as it runs in production: scheduler, backfill and retry daemons, GraphQL.
 
 The only place of this repository that imports private modules of Dagster.

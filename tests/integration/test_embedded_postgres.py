@@ -30,6 +30,7 @@ from dagster_idempotent.embedded.__main__ import main
 from dagster_idempotent.errors import ConfigurationError, EmbeddedPostgresError
 
 PACKAGE = Path(cast("str", embedded.__file__)).parents[1]
+IMPORTS = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 START = """
 import sys
 from pathlib import Path
@@ -71,10 +72,10 @@ def remembered(url: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Somebody who runs Python: ourselves, or an ordinary user with an interpreter that this user can read."""
+    """Somebody who runs Python: ourselves, or an ordinary user with a readable interpreter."""
 
     python: str = sys.executable
-    path: str = str(PACKAGE.parent)
+    path: str = IMPORTS
     variables: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     uid: int | None = None
     gid: int | None = None
@@ -134,7 +135,7 @@ def copy_interpreter(target: Path) -> str:
     shutil.copy(base / "bin" / name, target / "bin")
     for library in base.glob("lib/libpython*.so*"):
         shutil.copy(library, target / "lib")
-    unused = shutil.ignore_patterns("site-packages", "test", "tests", "__pycache__", "idlelib", "config-*", "lib2to3")
+    unused = shutil.ignore_patterns("site-packages", "test", "tests", "__pycache__", "idlelib", "config-*")
     shutil.copytree(base / "lib" / name, target / "lib" / name, ignore=unused)
     return str(target / "bin" / name)
 
@@ -324,7 +325,7 @@ def test_binaries_behind_a_private_folder_work(folder: Path, tmp_path: Path) -> 
             shutil.copytree(found, site / found.name, symlinks=True)
     homes = Path("/var/lib/dagster-idempotent")
     before = set(homes.glob("wheel-*"))
-    person = Person(path=os.pathsep.join([str(site), str(PACKAGE.parent)]))
+    person = Person(path=os.pathsep.join([str(site), IMPORTS]))
     try:
         assert len(set(starts(person, folder, 2))) == 1
         assert embedded.stop(folder)
@@ -429,7 +430,7 @@ def broken_wheel(tmp_path: Path, **modes: int) -> Person:
     for name, mode in modes.items():
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(mode)
-    return Person(path=os.pathsep.join([str(tmp_path / "site"), str(PACKAGE.parent)]))
+    return Person(path=os.pathsep.join([str(tmp_path / "site"), IMPORTS]))
 
 
 @pytest.mark.parametrize(

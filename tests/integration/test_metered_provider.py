@@ -194,7 +194,6 @@ class TestRefusals:
             (b"{", "JSON object"),
             (b"[]", "JSON object"),
             (b'{"model": "m"}', "messages"),
-            (chat(stream=True), "stream"),
         ],
     )
     def test_a_request_that_makes_no_sense_is_refused_and_says_why(

@@ -11,8 +11,9 @@ from dagster_idempotent.errors import ConfigurationError, CredentialMissing
 from dagster_idempotent.testing.metered_provider.settings import Settings
 
 _DESCRIPTION = """\
-A paid provider for tests: it speaks OpenAI's chat completions, charges each accepted request, and keeps its
-own bill on disk. That bill, not the ledger of the thing under test, says how often somebody paid.
+A paid provider for tests: it speaks OpenAI's chat completions and responses, Anthropic's messages, and Stripe's
+charges and payment intents. It charges each accepted request and keeps its own bill on disk: that bill, not the
+ledger of the thing under test, says how often somebody paid.
 """
 _MORE = """\
 When it is ready it prints one line of JSON (also in FOLDER/address.json):
@@ -31,7 +32,8 @@ Make the next request fail, or one request by the header X-Fault:
   curl $BASE/faults -d '{"fault": "status", "status": 500, "charged": true, "times": 3}'
   curl ... -H 'X-Fault: hold'                       then: curl $BASE/held?wait=1; curl -X POST $BASE/release
 Faults: accept_then_drop, drop_before_accepting, hold, hold_before_accepting, status, garbage, half_answer,
-redirect, answer_with. Restrict one with "client_reference" or "body_contains"; GET /faults shows the queue.
+redirect, answer_with, slow, error_in_200, empty_answer, gzipped; of streams: cut_stream, truncated_stream,
+open_stream, error_in_stream. Restrict one with "client_reference" or "body_contains"; GET /faults shows the queue.
 
 Start it again on the same folder, after a kill -9 too, and bill and numbering go on.
 """

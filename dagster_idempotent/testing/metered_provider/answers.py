@@ -22,9 +22,9 @@ class Answer:
 def chat_completion(number: int, payload: Mapping[str, object], *, content: str | None = None) -> Answer:
     """Answer a chat completion request; `content` replaces what the model would have said."""
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
-    prompt = _text_of(payload.get("messages"))
-    said = _say(number, payload, prompt) if content is None else content
-    prompt_tokens, completion_tokens = _tokens(prompt), _tokens(said)
+    prompt = text_of(payload.get("messages"))
+    said = said_in_answer(number, payload, prompt) if content is None else content
+    prompt_tokens, completion_tokens = tokens(prompt), tokens(said)
     body = {
         "id": request_id,
         "object": "chat.completion",
@@ -47,7 +47,8 @@ def chat_completion(number: int, payload: Mapping[str, object], *, content: str 
     return Answer(request_id=request_id, body=json.dumps(body).encode())
 
 
-def _say(number: int, payload: Mapping[str, object], prompt: str) -> str:
+def said_in_answer(number: int, payload: Mapping[str, object], prompt: str) -> str:
+    """Return what the model says: JSON where the request asks for it."""
     lines = [line.strip() for line in prompt.splitlines() if line.strip()] or ["nothing"]
     title = f"{lines[-1][:_TITLE_LENGTH]} (answer {number}, {uuid.uuid4().hex[:8]})"
     if not _wants_json(payload):
@@ -60,7 +61,8 @@ def _wants_json(payload: Mapping[str, object]) -> bool:
     return wanted in {"json_object", "json_schema"} or _mapping(payload.get("metadata")).get("format") == "json"
 
 
-def _text_of(messages: object) -> str:
+def text_of(messages: object) -> str:
+    """Return the text of a list of messages."""
     if not isinstance(messages, list):
         return ""
     return "\n".join(_text_of_content(_mapping(each).get("content")) for each in cast("list[object]", messages))
@@ -76,5 +78,6 @@ def _mapping(value: object) -> Mapping[str, object]:
     return cast("Mapping[str, object]", value) if isinstance(value, dict) else {}
 
 
-def _tokens(text: str) -> int:
+def tokens(text: str) -> int:
+    """Count tokens: words."""
     return max(1, len(text.split()))

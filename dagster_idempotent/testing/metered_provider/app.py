@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from dagster_idempotent.testing.metered_provider.bill import Bill
+from dagster_idempotent.testing.metered_provider.endpoints import ENDPOINTS, UNKNOWN, Endpoint
 from dagster_idempotent.testing.metered_provider.exchange import Exchange, Refused, error_body
 from dagster_idempotent.testing.metered_provider.faults import (
     FaultOrder,
@@ -22,7 +23,6 @@ from dagster_idempotent.testing.metered_provider.faults import (
 from dagster_idempotent.testing.metered_provider.holding import HeldRequest, HoldingPen
 from dagster_idempotent.testing.metered_provider.settings import Settings
 
-PAID_PATHS = ("/v1/chat/completions", "/v1/elsewhere/chat/completions")
 _CREDENTIALS = {"authorization", "proxy-authorization", "x-api-key", "x-goog-api-key", "api-key", "cookie"}
 _LONG_POLL_SECONDS = 30.0
 
@@ -43,9 +43,10 @@ class PaidApi:
             body = await request.body()
         except ClientDisconnect:
             return  # half a request has not arrived
-        exchange = self._arrive(request, body, receive, send)
+        endpoint = ENDPOINTS.get(request.url.path)
+        exchange = self._arrive(request, body, receive, send, endpoint or UNKNOWN)
         try:
-            self._check(request, body)
+            self._check(request, body, endpoint)
             order = self._order(request, exchange)
             if order is None:
                 await exchange.answer(exchange.accept())
@@ -54,8 +55,8 @@ class PaidApi:
         except Refused as refusal:
             await exchange.refuse(refusal)
 
-    def _arrive(self, request: Request, body: bytes, receive: Receive, send: Send) -> Exchange:
-        payload = _json_object(body) or {}
+    def _arrive(self, request: Request, body: bytes, receive: Receive, send: Send, endpoint: Endpoint) -> Exchange:
+        payload = endpoint.read(body) or {}
         reference = _client_reference(request.headers, payload)
         sequence = self._bill.arrive(
             method=request.method,
@@ -73,29 +74,35 @@ class PaidApi:
             client_reference=reference,
             body=body,
             payload=payload,
+            endpoint=endpoint,
             deduplicate=wish == "on" or (self._settings.deduplicate and wish != "off"),
             bill=self._bill,
             pen=self._pen,
             settings=self._settings,
         )
 
-    def _check(self, request: Request, body: bytes) -> None:
-        if request.url.path not in PAID_PATHS:
-            raise Refused(404, f"found path {request.url.path}, expected one of {', '.join(PAID_PATHS)}")
+    def _check(self, request: Request, body: bytes, endpoint: Endpoint | None) -> None:
+        if endpoint is None:
+            raise Refused(404, f"found path {request.url.path}, expected one of {', '.join(ENDPOINTS)}")
         if request.method != "POST":
             raise Refused(405, f"found {request.method}, expected POST")
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Refused(401, "expected the header Authorization: Bearer <key>")
-        if self._settings.required_key not in {None, key.strip()}:
-            raise Refused(401, "this key is not the one that the provider was started with")
-        payload = _json_object(body)
+        self._check_credential(request)
+        payload = endpoint.read(body)
         if payload is None:
-            raise Refused(400, "expected a JSON object as the body")
-        if payload.get("stream"):
-            raise Refused(400, "this provider does not stream; leave out `stream`")
-        if not isinstance(payload.get("messages"), list):
-            raise Refused(400, "expected `messages`, a list")
+            raise Refused(400, "expected a JSON object as the body (for Stripe's endpoints, a form)")
+        problem = endpoint.problem(payload)
+        if problem is not None:
+            raise Refused(400, problem)
+        if payload.get("stream") and endpoint.events is None:
+            raise Refused(400, "this endpoint does not stream; leave out `stream`")
+
+    def _check_credential(self, request: Request) -> None:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        key = request.headers.get("x-api-key", key if scheme.lower() == "bearer" else "").strip()
+        if not key:
+            raise Refused(401, "expected the header Authorization: Bearer <key>, or x-api-key: <key>")
+        if self._settings.required_key not in {None, key}:
+            raise Refused(401, "this key is not the one that the provider was started with")
 
     def _order(self, request: Request, exchange: Exchange) -> FaultOrder | None:
         header = request.headers.get("x-fault")

@@ -4,14 +4,15 @@ import hashlib
 import json
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import cast
 
 from starlette.types import Receive, Scope, Send
 
-from dagster_idempotent.testing.metered_provider.answers import chat_completion
 from dagster_idempotent.testing.metered_provider.bill import Bill, Charge
 from dagster_idempotent.testing.metered_provider.connection import transport_of
+from dagster_idempotent.testing.metered_provider.endpoints import Endpoint
 from dagster_idempotent.testing.metered_provider.holding import HoldingPen
 from dagster_idempotent.testing.metered_provider.settings import Settings
 
@@ -27,6 +28,14 @@ class Refused(Exception):
         self.message = message
 
 
+class StreamEnding(Enum):
+    """How a stream ends."""
+
+    CLEAN = auto()
+    HANG_UP = auto()
+    STAY_OPEN = auto()
+
+
 class Exchange:
     """A request that arrived, and everything that can be done with its connection."""
 
@@ -40,6 +49,7 @@ class Exchange:
         client_reference: str | None,
         body: bytes,
         payload: Mapping[str, object],
+        endpoint: Endpoint,
         deduplicate: bool,
         bill: Bill,
         pen: HoldingPen,
@@ -52,10 +62,28 @@ class Exchange:
         self.client_reference = client_reference
         self.body = body
         self.payload = payload
+        self.path: str = scope["path"]
+        self._endpoint = endpoint
         self._deduplicate = deduplicate
         self._bill = bill
         self._pen = pen
         self._settings = settings
+
+    @property
+    def wants_stream(self) -> bool:
+        """Whether the request asks for a stream."""
+        return self.payload.get("stream") is True
+
+    @property
+    def request_id_header(self) -> str:
+        """The header in which this kind of provider names a request."""
+        return self._endpoint.request_id_header
+
+    def events_of(self, charge: Charge) -> Sequence[bytes]:
+        """Return the answer as the frames of a stream; raises Refused where this endpoint does not stream."""
+        if self._endpoint.events is None:
+            raise Refused(400, "this endpoint does not stream")
+        return self._endpoint.events(charge.answer)
 
     def accept(self, *, content: str | None = None) -> Charge:
         """Charge the request, or find the charge that it repeats; durable on return.
@@ -73,7 +101,7 @@ class Exchange:
             amount=self._settings.price,
             currency=self._settings.currency,
             body_sha256=digest,
-            compose=lambda number: chat_completion(number, self.payload, content=content),
+            compose=lambda number: self._endpoint.compose(number, self.payload, content=content),
         )
 
     def _repeat(self, charge: Charge, digest: str) -> Charge:
@@ -97,7 +125,10 @@ class Exchange:
     async def answer(self, charge: Charge) -> None:
         """Finish the charge and send its answer."""
         self.finish(charge)
-        await self.respond(200, charge.answer, headers={"x-request-id": charge.request_id})
+        if self.wants_stream:
+            await self.respond_stream(self.events_of(charge), charge)
+        else:
+            await self.respond(200, charge.answer, headers={self.request_id_header: charge.request_id})
 
     async def refuse(self, refusal: Refused) -> None:
         """Say no, as OpenAI's API words it."""
@@ -130,6 +161,24 @@ class Exchange:
             return
         await self._send({"type": "http.response.body", "body": body[:cut_after], "more_body": True})
         await self.hang_up(reset=False)
+
+    async def respond_stream(
+        self, frames: Sequence[bytes], charge: Charge, *, ending: StreamEnding = StreamEnding.CLEAN
+    ) -> None:
+        """Send the frames of a stream one by one, and end it or not."""
+        fields = {"content-type": "text/event-stream; charset=utf-8", self.request_id_header: charge.request_id}
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        for each in frames:
+            await self._send({"type": "http.response.body", "body": each, "more_body": True})
+        match ending:
+            case StreamEnding.CLEAN:
+                await self._send({"type": "http.response.body", "body": b""})
+            case StreamEnding.HANG_UP:
+                await self.hang_up(reset=False)
+            case StreamEnding.STAY_OPEN:
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
 
     async def hang_up(self, *, reset: bool) -> None:
         """Close the TCP connection: after what was written (FIN), or at once and rudely (RST)."""

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from dagster_idempotent.testing.metered_provider import answer_faults
+from dagster_idempotent.testing.metered_provider.endpoints import ELSEWHERE
 from dagster_idempotent.testing.metered_provider.exchange import Exchange, Refused, error_body
 
 Options = Mapping[str, object]
@@ -165,7 +167,7 @@ async def _half_answer(exchange: Exchange, _: Options) -> None:
 
 async def _redirect(exchange: Exchange, options: Options) -> None:
     exchange.conclude("redirected")
-    headers = {"location": str(options["location"])}
+    headers = {"location": str(options["location"]) or exchange.path.replace("/v1", ELSEWHERE, 1)}
     await exchange.respond(cast("int", options["status"]), b"{}", headers=headers)
 
 
@@ -181,8 +183,16 @@ FAULTS: Mapping[str, Fault] = {
     "status": Fault(play=_status, options={"status": 500, "charged": False, "body": "", "headers": {}}),
     "garbage": Fault(play=_garbage, options={"body": "<html>not what you wanted"}),
     "half_answer": Fault(play=_half_answer),
-    "redirect": Fault(play=_redirect, options={"status": 307, "location": "/v1/elsewhere/chat/completions"}),
+    "redirect": Fault(play=_redirect, options={"status": 307, "location": ""}),
     "answer_with": Fault(play=_answer_with, options={"content": "{}"}),
+    "slow": Fault(play=answer_faults.slow, options={"seconds": 1.0}),
+    "error_in_200": Fault(play=answer_faults.error_in_200, options={"message": "it went wrong inside"}),
+    "empty_answer": Fault(play=answer_faults.empty_answer, options={"status": 200}),
+    "gzipped": Fault(play=answer_faults.gzipped),
+    "cut_stream": Fault(play=answer_faults.cut_stream, options={"events": 3}),
+    "truncated_stream": Fault(play=answer_faults.truncated_stream, options={"events": 3}),
+    "open_stream": Fault(play=answer_faults.open_stream),
+    "error_in_stream": Fault(play=answer_faults.error_in_stream, options={"events": 3}),
 }
 
 

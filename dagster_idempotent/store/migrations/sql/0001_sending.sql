@@ -12,7 +12,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Ends the reservation of a submission, if it has one, and books what was paid (NULL: nothing, or not known).
+-- Ends the reservation of a submission, if it has one, and books what was paid (NULL: not known, or nothing was).
 CREATE FUNCTION dagster_idempotent.book_v1(s dagster_idempotent.submissions, p_amount numeric, p_currency text)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -28,6 +28,12 @@ BEGIN
           AND NOT EXISTS (SELECT FROM dagster_idempotent.costs r
             WHERE (r.pipeline, r.task_id, r.call_key, r.submission, r.kind)
                 = (c.pipeline, c.task_id, c.call_key, c.submission, 'released'));
+    -- An answer whose cost nobody can tell was not free: the upper bound stands in until somebody adjusts it.
+    IF p_amount IS NULL AND (s.state = 'succeeded' OR s.late) THEN
+        SELECT c.amount, c.currency INTO p_amount, p_currency FROM dagster_idempotent.costs c
+            WHERE (c.pipeline, c.task_id, c.call_key, c.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
+              AND c.kind = 'reserved';
+    END IF;
     fresh := p_amount IS NOT NULL AND NOT EXISTS (SELECT FROM dagster_idempotent.costs c
         WHERE (c.pipeline, c.task_id, c.call_key, c.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
           AND c.kind = 'settled');

@@ -19,6 +19,10 @@ CREATE TRIGGER for_ever BEFORE DELETE ON dagster_idempotent.submissions
     FOR EACH ROW EXECUTE FUNCTION dagster_idempotent.refuse('submissions are the record of what was paid');
 CREATE TRIGGER for_ever BEFORE DELETE ON dagster_idempotent.artifacts
     FOR EACH ROW EXECUTE FUNCTION dagster_idempotent.refuse('pruning keeps the row and drops the body');
+CREATE TRIGGER for_ever BEFORE DELETE ON dagster_idempotent.budgets
+    FOR EACH ROW EXECUTE FUNCTION dagster_idempotent.refuse('a counter that is gone would start again at nothing');
+CREATE TRIGGER for_ever BEFORE DELETE ON dagster_idempotent.approvals
+    FOR EACH ROW EXECUTE FUNCTION dagster_idempotent.refuse('an approval is revoked, never forgotten');
 CREATE TRIGGER for_ever BEFORE DELETE ON dagster_idempotent.outbox
     FOR EACH ROW EXECUTE FUNCTION dagster_idempotent.refuse('messages are kept with their acknowledgement');
 
@@ -49,9 +53,9 @@ CREATE TRIGGER fixed BEFORE UPDATE ON dagster_idempotent.pipelines FOR EACH ROW
 
 CREATE FUNCTION dagster_idempotent.guard_task() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF (new.pipeline, new.task_id, new.period_id, new.sequence, new.subject_id, new.version, new.created_at)
+    IF (new.pipeline, new.task_id, new.period_id, new.sequence, new.subject_id, new.version, new.origin, new.created_at)
             IS DISTINCT FROM
-       (old.pipeline, old.task_id, old.period_id, old.sequence, old.subject_id, old.version, old.created_at)
+       (old.pipeline, old.task_id, old.period_id, old.sequence, old.subject_id, old.version, old.origin, old.created_at)
        AND NOT (old.origin = 'imported' AND old.allocation_key IS NULL
                 AND (new.pipeline, new.task_id, new.period_id, new.sequence) = (old.pipeline, old.task_id, old.period_id, old.sequence))
        OR old.allocation_key IS NOT NULL
@@ -100,10 +104,12 @@ BEGIN
         RETURN new;
     END IF;
     IF (new.pipeline, new.task_id, new.call_key, new.submission, new.provider, new.fingerprint,
-        new.fingerprint_version, new.idempotency_key, new.key_no, new.intended_at)
+        new.fingerprint_version, new.fingerprint_fields, new.idempotency_key, new.key_no, new.lookup,
+        new.settle_delay, new.key_window, new.intended_at)
             IS DISTINCT FROM
        (old.pipeline, old.task_id, old.call_key, old.submission, old.provider, old.fingerprint,
-        old.fingerprint_version, old.idempotency_key, old.key_no, old.intended_at) THEN
+        old.fingerprint_version, old.fingerprint_fields, old.idempotency_key, old.key_no, old.lookup,
+        old.settle_delay, old.key_window, old.intended_at) THEN
         RAISE EXCEPTION 'what submission % of call % sent is fixed', old.submission, old.call_key
             USING ERRCODE = 'restrict_violation';
     END IF;
@@ -119,12 +125,15 @@ BEGIN
         RAISE EXCEPTION 'submission % of call % cannot go from % to %', old.submission, old.call_key, old.state, new.state
             USING ERRCODE = 'restrict_violation';
     END IF;
-    -- A new sender only by a resend claim, which counts.
-    IF new.sends < old.sends OR new.sends > old.sends + 1 OR (new.sender <> old.sender) <> (new.sends > old.sends) THEN
+    -- A new sender only by a resend claim, which counts, and only while the outcome is in doubt.
+    IF new.sends < old.sends OR new.sends > old.sends + 1 OR (new.sender <> old.sender) <> (new.sends > old.sends)
+       OR new.sends > old.sends AND (old.state, new.state) <> ('in_doubt', 'in_doubt') THEN
         RAISE EXCEPTION 'the sender of submission % of call % changes only with a counted resend', old.submission,
             old.call_key USING ERRCODE = 'restrict_violation';
     END IF;
-    IF old.response_sha256 IS NOT NULL AND new.response_sha256 IS DISTINCT FROM old.response_sha256 THEN
+    IF old.response_sha256 IS NOT NULL AND (new.response_sha256 IS DISTINCT FROM old.response_sha256
+       OR new.response_body IS DISTINCT FROM old.response_body
+          AND (new.response_body IS NOT NULL OR new.pruned_at IS NULL)) THEN
         RAISE EXCEPTION 'the answer of submission % of call % is final', old.submission, old.call_key
             USING ERRCODE = 'restrict_violation';
     END IF;

@@ -1,0 +1,53 @@
+"""Credentials: named when a provider is built, read when a request is about to leave, put on a copy of it."""
+
+import os
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from dagster_idempotent.errors import CredentialMissing
+from dagster_idempotent.providers.single_send import HeaderPairs
+
+# What an SDK is built with; the real credential takes its place on a copy of the request.
+PLACEHOLDER = "placeholder-replaced-when-sent"
+CREDENTIAL_HEADERS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialPlace:
+    """Where a provider wants its credential: a header, or a field of the query."""
+
+    header: str | None = None
+    prefix: str = ""
+    query: str | None = None
+
+    def put(self, credential: str, url: str, headers: HeaderPairs) -> tuple[str, list[tuple[str, str]]]:
+        """Return URL and headers of a copy that carries the credential and no other one."""
+        pairs = [(name, value) for name, value in headers if name.lower() not in CREDENTIAL_HEADERS]
+        if self.header is not None:
+            pairs.append((self.header, f"{self.prefix}{credential}"))
+        if self.query is not None:
+            parts = urlsplit(url)
+            fields = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] != self.query]
+            url = urlunsplit(parts._replace(query=urlencode([*fields, (self.query, credential)])))
+        return url, pairs
+
+
+BEARER = CredentialPlace(header="Authorization", prefix="Bearer ")
+
+
+def read_credential(variable: str) -> str:
+    """Return the credential in an environment variable; raises CredentialMissing where no header could carry it."""
+    credential = os.environ.get(variable, "").strip()
+    if not credential:
+        raise CredentialMissing(
+            f"The environment variable {variable} is unset or empty where this step runs. "
+            "Nothing was sent. Set it for the run workers and start the run again.",
+            variable=variable,
+        )
+    if not credential.isascii() or not credential.isprintable():
+        raise CredentialMissing(
+            f"The environment variable {variable} holds characters that no header can carry. "
+            "Nothing was sent. Set it to the key alone.",
+            variable=variable,
+        )
+    return credential

@@ -1,0 +1,16 @@
+"""What Dagster loads: `dagster dev` in the root finds it through workspace.yaml."""
+
+import dagster as dg
+
+from dagster_idempotent import AllocatorResource, LedgerResource
+from example_repo import settings
+from example_repo.model import model_resource
+from example_repo.weekly_digest import weekly_digest_job, weekly_digest_schedule
+
+ledger = LedgerResource(folder=str(settings.POSTGRES))
+
+defs = dg.Definitions(
+    jobs=[weekly_digest_job],
+    schedules=[weekly_digest_schedule],
+    resources={"ledger": ledger, "allocator": AllocatorResource(ledger=ledger), "model": model_resource()},
+)

@@ -1,0 +1,66 @@
+"""The model resource: an OpenAI-compatible service, or the metered provider where none is configured."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from dagster_idempotent import GuardedChatCompletionsResource
+from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
+from example_repo import settings
+
+
+class MeteredModel(GuardedChatCompletionsResource):
+    """The metered provider of this machine, started when a run first needs it; it looks requests up exactly."""
+
+    def provider(self) -> ChatCompletionsProvider:
+        """Build the adapter, with the provider running; its key is any text, since it charges play money."""
+        os.environ.setdefault(settings.METERED_KEY_VARIABLE, "any-text")
+        here = self.model_copy(update={"base_url": metered_base_url(settings.PROVIDER)})
+        return GuardedChatCompletionsResource.provider(here)
+
+
+def model_resource() -> GuardedChatCompletionsResource:
+    """Return the model of the configured service; without OPENAI_API_KEY, the metered provider."""
+    if settings.OPENAI_BASE_URL:
+        return GuardedChatCompletionsResource(base_url=settings.OPENAI_BASE_URL, input_price=None, output_price=None)
+    return MeteredModel(
+        api_key_variable=settings.METERED_KEY_VARIABLE,
+        look_up_path="/lookup",
+        settle_delay="2s",
+        input_price="100 USD",
+        output_price="400 USD",
+    )
+
+
+def metered_base_url(folder: Path) -> str:
+    """Return the address of the metered provider that keeps its bill in `folder`, started if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _running(folder) or _start(folder)
+
+
+def _running(folder: Path) -> str | None:
+    try:
+        address = json.loads((folder / "address.json").read_text(encoding="utf-8"))
+        with urlopen(f"{address['control_url']}/bill", timeout=5):  # noqa: S310 - loopback
+            return str(address["base_url"])
+    except (OSError, URLError, HTTPException, ValueError, KeyError):
+        return None
+
+
+def _start(folder: Path) -> str:
+    command = [sys.executable, "-m", "dagster_idempotent.testing.metered_provider", "--folder", str(folder)]
+    with (folder / "provider.log").open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603 - this interpreter and our own module
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True
+        )
+    if process.stdout is None or not (line := process.stdout.readline()):
+        raise RuntimeError(f"The metered provider did not start; see {folder / 'provider.log'}.")
+    return str(json.loads(line)["base_url"])

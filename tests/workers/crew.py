@@ -1,0 +1,204 @@
+"""Worker processes for tests: imports once, then forks one worker for each connection to its unix socket.
+
+A worker obeys JSON lines and answers each with one. Its first line tells its pid. It ends with its connection.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from dagster_idempotent.domain.identity import Identity
+from dagster_idempotent.domain.money import Budget, Money
+from dagster_idempotent.domain.pipeline import Pipeline
+from dagster_idempotent.domain.task import HeldFor
+from dagster_idempotent.engine import relay, stages
+from dagster_idempotent.engine.allocator import Allocator
+from dagster_idempotent.engine.calls import Calls
+from dagster_idempotent.engine.channels.file import FileChannel
+from dagster_idempotent.engine.heartbeat import Heartbeat
+from dagster_idempotent.engine.work import Work, claim
+from dagster_idempotent.errors import IdempotentError
+from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
+from dagster_idempotent.store import leases
+from dagster_idempotent.store.database import Database
+
+Order = dict[str, Any]
+
+
+class Digest(BaseModel):
+    title: str
+    highlights: list[str]
+
+
+def pipeline_of(order: Order) -> Pipeline[Digest]:
+    settings = dict(order.get("pipeline", {}))
+    if "per_task" in settings:
+        settings["budget"] = Budget.per_task(settings.pop("per_task"))
+    return Pipeline(settings.pop("name", "weekly_digest"), output=Digest, **settings)
+
+
+class Worker:
+    """What one worker process has open."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._databases: dict[str, Database] = {}
+        self._work: Work | None = None
+
+    def database(self, order: Order) -> Database:
+        url = order["url"]
+        if url not in self._databases:
+            self._databases[url] = Database(url)
+        return self._databases[url]
+
+    def provider(self, order: Order) -> ChatCompletionsProvider:
+        options = dict(order["provider"])
+        for name in ("settle_delay", "key_window", "read_timeout"):
+            if name in options:
+                options[name] = timedelta(seconds=options[name])
+        if "upper_bound" in options:
+            options["upper_bound"] = Money.parse(options["upper_bound"])
+        return ChatCompletionsProvider(**options)
+
+    def connect(self, order: Order) -> object:
+        self.database(order).run(lambda c: c.execute("SELECT 1").fetchone())
+        return None
+
+    def allocate(self, order: Order) -> object:
+        pipeline = pipeline_of(order)
+        identity = Identity(
+            pipeline=pipeline.name,
+            subject=order.get("subject", ""),
+            scheduled_at=datetime.fromisoformat(order.get("scheduled_at", "2026-08-03T00:00:00+00:00")),
+        )
+        return Allocator(self.database(order)).allocate(pipeline, identity).task_id
+
+    def claim(self, order: Order) -> object:
+        database, pipeline = self.database(order), pipeline_of(order)
+        finished = set(order.get("finished", []))
+        providers = [self.provider(order)] if "provider" in order else []
+        self._work = claim(
+            database,
+            Heartbeat(database),
+            pipeline,
+            order["task_id"],
+            order["owner"],
+            is_finished=lambda owner: owner in finished or "*" in finished,
+            providers=providers,
+        )
+        return {"token": self._work.lease.token, "attempt": self._work.attempt}
+
+    def renew(self, order: Order) -> object:
+        return self.database(order).run(lambda c: leases.renew(c, self.work.lease)) is not None
+
+    def fail(self, order: Order) -> object:
+        return self.work.fail(order.get("error", "it broke"))
+
+    def hold(self, _: Order) -> object:
+        self.work.hold(HeldFor.IN_DOUBT, "in doubt")
+        return None
+
+    def persist(self, order: Order) -> object:
+        persisted = stages.persist(
+            self.work,
+            {"title": order["title"], "highlights": []},
+            dagster_run_id=self.work.lease.owner,
+            channels={"file": True},
+        )
+        return {"accepted_now": persisted.accepted_now, "output": persisted.output.model_dump()}
+
+    def call(self, order: Order) -> object:
+        """One paid call inside the renewed lease."""
+        with self.work.renewed():
+            calls = Calls(self.work, self.provider(order))
+            calls.call(order.get("call", "summary"), request_of(order))
+            result = calls.results[-1]
+        return {"replayed": result.replayed, "settled_by": result.settled_by, "submission": result.submission}
+
+    def whole_task(self, order: Order) -> object:
+        """Allocate, claim, collect, call, persist and deliver, as the ops of one run do it."""
+        order["task_id"] = self.allocate(order)
+        database, pipeline = self.database(order), pipeline_of(order)
+        channels = {"file": FileChannel(order["folder"])}
+        try:
+            self.claim(order)
+        except IdempotentError as error:
+            if getattr(error, "status", None) != "completed":
+                raise
+        else:
+            with self.work.renewed():
+                raw, _ = stages.collect(self.work, lambda: "what was collected")
+                digest = Calls(self.work, self.provider(order)).ask(
+                    "summary", {**request_of(order), "input": raw.text()}, accept=Digest
+                )
+                stages.persist(self.work, digest, dagster_run_id=order["owner"], channels={"file": True})
+        deliveries = relay.deliver_task(database, pipeline.name, order["task_id"], channels)
+        return {"task_id": order["task_id"], "messages": [delivery.message.state for delivery in deliveries]}
+
+    @property
+    def work(self) -> Work:
+        if self._work is None:
+            raise AssertionError("claim first")
+        return self._work
+
+
+def request_of(order: Order) -> dict[str, object]:
+    return {
+        "model": "m",
+        "messages": [{"role": "user", "content": order.get("content", "summarise")}],
+        "response_format": {"type": "json_object"},
+        **order.get("request", {}),
+    }
+
+
+def plain(value: object) -> object:
+    return str(value) if isinstance(value, datetime | timedelta | UUID) else value
+
+
+def serve(connection: socket.socket) -> None:
+    worker = Worker()
+    with connection, connection.makefile("rw") as lines:
+        lines.write(json.dumps({"pid": os.getpid()}) + "\n")
+        lines.flush()
+        for line in lines:
+            order = json.loads(line)
+            os.environ.update(order.pop("environment", {}))
+            action: Callable[[Order], object] = getattr(worker, order.pop("do"))
+            try:
+                answer = {"value": action(order)}
+            except Exception as error:  # noqa: BLE001 - the test judges every error
+                facts = {name: plain(fact) for name, fact in getattr(error, "facts", {}).items()}
+                answer = {"error": type(error).__name__, "text": str(error), "facts": facts}
+            lines.write(json.dumps(answer, default=str) + "\n")
+            lines.flush()
+
+
+def main(path: Path) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(128)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                serve(connection)
+                os._exit(0)
+            connection.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
