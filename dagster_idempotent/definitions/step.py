@@ -15,15 +15,15 @@ from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import HeldFor, Owner, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.reconciliation import AnyProvider
+from dagster_idempotent.engine.retry_policy import Verdict, rule_of
 from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import (
     CallInDoubt,
     CallInProgress,
-    CallNotSent,
-    CallRejected,
     DatabaseUnavailable,
     IdempotentError,
     LeaseBusy,
+    LeaseLost,
     TaskClosed,
 )
 
@@ -140,7 +140,7 @@ def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Ta
         case LeaseBusy() | CallInProgress() | LeaseLost():
             # Another run is at work; this run's automatic retry comes later and may find it done.
             raise _failure(error) from error
-        case CallRejected() | CallNotSent() | DatabaseUnavailable():
+        case _ if isinstance(error, DatabaseUnavailable) or rule_of(error).verdict is Verdict.AGAIN:
             raise _failure(error, allow_retries=True) from error
         case _:
             # A decision, a setting or other code is needed: a retry would only use up attempts.

@@ -66,10 +66,13 @@ def summarise(
     return answer
 
 
-def summarise_blind(context: dg.OpExecutionContext, raw: Raw, blind_model: GuardedChatCompletionsResource) -> Digest:
+def summarise_blind(
+    context: dg.OpExecutionContext, task: Task, raw: Raw, blind_model: GuardedChatCompletionsResource, faults: Faults
+) -> Digest:
     """Ask a model that cannot look a request up."""
-    request = _request(raw.text())
-    return blind_model.get_calls(context).ask("summary", request, accept=Digest)
+    answer = blind_model.get_calls(context).ask("summary", _request(raw.text()), accept=Digest)
+    faults.strike(f"after_payment_{task.pipeline}")
+    return answer
 
 
 weeks = iso_week_partitions("2026-01-05")

@@ -1,4 +1,3 @@
-
 """Dagster as it runs in production: scheduler, backfill and retry daemons, GraphQL.
 
 The only place of this repository that imports private modules of Dagster.
@@ -77,6 +76,31 @@ class Dagster:
         command = [sys.executable, __file__, self.instance.root_directory, schedule, when.isoformat(), window]
         assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
 
+    def start_worker(self, run: dg.DagsterRun) -> subprocess.Popen[bytes]:
+        """Start the process that executes a queued run, with a further process for each of its steps."""
+        environment = {**os.environ, "TEST_PROCESSES": "1"}
+        return subprocess.Popen(
+            [sys.executable, __file__, self.instance.root_directory, run.run_id],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def pid_of_step(self, run: dg.DagsterRun, step: str) -> int:
+        """Return the process of a step, from the event log."""
+        logs = self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_WORKER_STARTED)
+        events = [record.dagster_event for record in logs if record.dagster_event is not None]
+        (started,) = [event for event in events if event.step_key == step]
+        return int(str(started.engine_event_data.metadata["pid"].value))
+
+    def report_lost(self, run: dg.DagsterRun) -> None:
+        """Mark a run whose worker is gone as failed, as run monitoring does."""
+        self.instance.report_run_failed(self.run(run.run_id))
+
+    def messages(self, run: dg.DagsterRun) -> list[str]:
+        """List what was logged in a run."""
+        return [record.user_message for record in self.instance.all_logs(run.run_id)]
+
     def evaluate_together(self, when: datetime, daemons: int) -> None:
         """Let several scheduler daemons evaluate the same tick at the same time."""
         barrier = threading.Barrier(daemons)
@@ -134,6 +158,7 @@ class Dagster:
         config: Mapping[str, Any] | None = None,
         tags: Mapping[str, str] | None = None,
         location: str = "first",
+        queue_only: bool = False,
     ) -> dg.DagsterRun:
         """Launch from the Launchpad, with the config and tags that it prefills for a partition."""
         selector = _selector(job, location)
@@ -145,7 +170,8 @@ class Dagster:
             filled = {tag["key"]: tag["value"] for tag in chosen["tagsOrError"]["results"]}
             run_config = config or chosen["runConfigOrError"]["yaml"]
         metadata = {"tags": _tags(filled | dict(tags or {}))}
-        return self._launch({"selector": selector, "runConfigData": run_config, "executionMetadata": metadata})
+        params = {"selector": selector, "runConfigData": run_config, "executionMetadata": metadata}
+        return self._launch(params, queue_only=queue_only)
 
     def materialise(self, asset: str, partition: str, *, location: str = "first") -> dg.DagsterRun:
         """Press Materialize on an asset's page and choose one partition."""
@@ -156,11 +182,11 @@ class Dagster:
         selector = {**_selector(ASSET_JOB, location), "assetSelection": [{"path": [asset]}]}
         return self._launch({"selector": selector, "runConfigData": {}, "executionMetadata": {"tags": _tags(tags)}})
 
-    def reexecute(self, run: dg.DagsterRun, strategy: str) -> dg.DagsterRun:
+    def reexecute(self, run: dg.DagsterRun, strategy: str, *, queue_only: bool = False) -> dg.DagsterRun:
         """Choose "Re-execute all" (ALL_STEPS) or "Re-execute from failure" (FROM_FAILURE) on a run's page."""
         params = {"parentRunId": run.run_id, "strategy": strategy}
         found = self._graphql(query.LAUNCH_PIPELINE_REEXECUTION_MUTATION, {"reexecutionParams": params})
-        return self._launched(found["launchPipelineReexecution"])
+        return self._launched(found["launchPipelineReexecution"], queue_only=queue_only)
 
     def reexecute_steps(self, run: dg.DagsterRun, steps: Sequence[str], *, location: str = "first") -> dg.DagsterRun:
         """Choose "Re-execute selected" on a run's page, which sends back what the page was shown."""
@@ -215,13 +241,14 @@ class Dagster:
     def _graphql(self, text: str, variables: Mapping[str, Any]) -> Any:
         return execute_dagster_graphql(self.workspace.create_request_context(), text, variables).data
 
-    def _launch(self, params: Mapping[str, Any]) -> dg.DagsterRun:
+    def _launch(self, params: Mapping[str, Any], *, queue_only: bool = False) -> dg.DagsterRun:
         found = self._graphql(query.LAUNCH_PIPELINE_EXECUTION_MUTATION, {"executionParams": params})
-        return self._launched(found["launchPipelineExecution"])
+        return self._launched(found["launchPipelineExecution"], queue_only=queue_only)
 
-    def _launched(self, answer: Mapping[str, Any]) -> dg.DagsterRun:
+    def _launched(self, answer: Mapping[str, Any], *, queue_only: bool = False) -> dg.DagsterRun:
         assert answer["__typename"] == "LaunchRunSuccess", answer
-        self.work_off_queue()
+        if not queue_only:
+            self.work_off_queue()
         return self.run(answer["run"]["runId"])
 
 
@@ -232,16 +259,15 @@ def deployment(
     code: Path = CODE,
     locations: Sequence[str] = ("first",),
     run_retries: int | None = None,
-    processes: bool = False,
 ) -> Iterator[Dagster]:
-    """Start a deployment in the folder `home`; its runs end before a launch returns, unless `processes`."""
+    """Start a deployment in the folder `home`; its runs end before a launch returns."""
     overrides: dict[str, Any] = {}
     if run_retries is not None:
         overrides["run_retries"] = {"enabled": True, "max_retries": run_retries}
     with ExitStack() as stack:
         home.mkdir(exist_ok=True)
         instance = stack.enter_context(
-            instance_for_test(overrides=overrides, temp_dir=str(home), synchronous_run_launcher=not processes)
+            instance_for_test(overrides=overrides, temp_dir=str(home), synchronous_run_launcher=True)
         )
         workspace = stack.enter_context(_workspace(instance, code, locations))
         yield Dagster(instance=instance, workspace=workspace)
@@ -279,7 +305,16 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in tags.items()]
 
 
-if __name__ == "__main__":
-    home, schedule_name, instant, crash_window = sys.argv[1:]
+def main(home: str, *arguments: str) -> None:
     with dg.DagsterInstance.from_config(home) as own, _workspace(own, CODE, ["first"]) as loaded:
-        _evaluate(loaded, datetime.fromisoformat(instant), {schedule_name: {crash_window: signal.SIGKILL}})
+        match arguments:
+            case [run_id]:
+                own.launch_run(run_id, loaded.create_request_context())
+            case [schedule, instant, window]:
+                _evaluate(loaded, datetime.fromisoformat(instant), {schedule: {window: signal.SIGKILL}})
+            case _:
+                raise SystemExit(f"cannot do {arguments}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

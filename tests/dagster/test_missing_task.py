@@ -35,7 +35,7 @@ class Environment(dict[str, str]):
         super().__init__(values)
         self.asked: list[str] = []
 
-    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as in dict
+    def get(self, key: str, default: Any = None) -> Any:
         self.asked.append(key)
         return super().get(key, default)
 
