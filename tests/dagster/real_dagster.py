@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster._core.events import DagsterEvent
 from dagster._core.instance_for_test import instance_for_test
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.test_utils import create_test_daemon_workspace_context, freeze_time
@@ -25,7 +26,9 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.auto_run_reexecution.auto_run_reexecution import consume_new_runs_for_automatic_reexecution
 from dagster._daemon.backfill import execute_backfill_iteration
+from dagster._grpc.types import ExecuteRunArgs
 from dagster._scheduler.scheduler import launch_scheduled_runs
+from dagster._serdes import serialize_value
 from dagster_graphql.client import query
 from dagster_graphql.test.utils import execute_dagster_graphql
 
@@ -78,13 +81,18 @@ class Dagster:
 
     def start_worker(self, run: dg.DagsterRun) -> subprocess.Popen[bytes]:
         """Start the process that executes a queued run, with a further process for each of its steps."""
-        environment = {**os.environ, "TEST_PROCESSES": "1"}
-        return subprocess.Popen(
-            [sys.executable, __file__, self.instance.root_directory, run.run_id],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        starting = DagsterEvent(event_type_value=dg.DagsterEventType.PIPELINE_STARTING.value, job_name=run.job_name)
+        self.instance.report_dagster_event(starting, run_id=run.run_id)
+        assert run.job_code_origin is not None
+        order = ExecuteRunArgs(run.job_code_origin, run.run_id, self.instance.get_ref())
+        with Path(self.instance.root_directory, f"{run.run_id}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "dagster", "api", "execute_run", serialize_value(order)],
+                env={**os.environ, "TEST_PROCESSES": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def pid_of_step(self, run: dg.DagsterRun, step: str) -> int:
         """Return the process of a step, from the event log."""
@@ -305,16 +313,7 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in tags.items()]
 
 
-def main(home: str, *arguments: str) -> None:
-    with dg.DagsterInstance.from_config(home) as own, _workspace(own, CODE, ["first"]) as loaded:
-        match arguments:
-            case [run_id]:
-                own.launch_run(run_id, loaded.create_request_context())
-            case [schedule, instant, window]:
-                _evaluate(loaded, datetime.fromisoformat(instant), {schedule: {window: signal.SIGKILL}})
-            case _:
-                raise SystemExit(f"cannot do {arguments}")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    home_folder, schedule_name, instant, crash_window = sys.argv[1:]
+    with dg.DagsterInstance.from_config(home_folder) as own, _workspace(own, CODE, ["first"]) as loaded:
+        _evaluate(loaded, datetime.fromisoformat(instant), {schedule_name: {crash_window: signal.SIGKILL}})
