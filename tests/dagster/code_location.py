@@ -113,7 +113,7 @@ schedules = [
         name="every_night",
     ),
 ]
-ledger = LedgerResource(url=dg.EnvVar("TEST_LEDGER_URL"))
+ledger = LedgerResource(url=dg.EnvVar("TEST_LEDGER_URL"), patience_seconds=5)
 model = GuardedChatCompletionsResource(
     base_url=dg.EnvVar("TEST_PROVIDER_URL"),
     api_key_variable="TEST_API_KEY",

@@ -232,6 +232,14 @@ class Dagster:
             texts.append(str(record.dagster_event.step_failure_data.error_display_string))
         return texts
 
+    def failure_metadata(self, run: dg.DagsterRun) -> dict[str, Any]:
+        """Return the metadata that the failed step of a run shows."""
+        (record,) = self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        assert record.dagster_event is not None
+        failure = record.dagster_event.step_failure_data.user_failure_data
+        assert failure is not None
+        return {name: value.value for name, value in failure.metadata.items()}
+
     def metadata(self, run: dg.DagsterRun) -> dict[str, dict[str, Any]]:
         """Return the metadata that each op's output shows in a run, by op."""
         found: dict[str, dict[str, Any]] = {}
