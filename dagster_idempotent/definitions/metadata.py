@@ -30,8 +30,10 @@ def of_calls(results: Sequence[CallResult[Any]]) -> Metadata:
         "calls_paid_now": sum(not result.replayed for result in results),
         "calls_replayed": sum(result.replayed for result in results),
     }
+    paid_now = _totals([result for result in results if not result.replayed])
     for currency, amount in _totals(results).items():
         found[f"cost_{currency}"] = float(amount)
+        found[f"cost_paid_now_{currency}"] = float(paid_now.get(currency, 0))
     if results:
         found["calls"] = dg.MetadataValue.table([dg.TableRecord(_row(result)) for result in results])
     return found

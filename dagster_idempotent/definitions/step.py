@@ -15,12 +15,11 @@ from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import HeldFor, Owner, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.reconciliation import AnyProvider
+from dagster_idempotent.engine.retry_policy import Verdict, rule_of
 from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import (
     CallInDoubt,
     CallInProgress,
-    CallNotSent,
-    CallRejected,
     DatabaseUnavailable,
     IdempotentError,
     LeaseBusy,
@@ -76,13 +75,23 @@ def _claim(
             Owner(context.run_id),
             is_finished=lambda owner: is_finished(context, owner),
             providers=providers,
-            backoff=not {tags.RETRY_NUMBER, tags.AUTOMATIC}.isdisjoint(context.run.tags),
+            backoff=_is_automatic(context),
         )
     except TaskClosed:
         task = get_task(database, pipeline.name, task_id)
         if task.status is TaskStatus.COMPLETED:
             return task
         raise
+
+
+def _is_automatic(context: dg.OpExecutionContext) -> bool:
+    """Whether a daemon launched this run; a person's re-execution of such a run inherits its tags."""
+    if tags.AUTOMATIC in context.run.tags and context.run.parent_run_id is None:
+        return True
+    if tags.RETRY_NUMBER not in context.run.tags or context.run.parent_run_id is None:
+        return False
+    parent = context.instance.get_run_by_id(context.run.parent_run_id)
+    return parent is None or parent.tags.get(tags.AUTO_RETRY_RUN_ID, context.run_id) == context.run_id
 
 
 def tag_run(context: dg.OpExecutionContext, task: Task) -> None:
@@ -133,7 +142,7 @@ def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Ta
         case LeaseBusy() | CallInProgress() | LeaseLost():
             # Another run is at work; this run's automatic retry comes later and may find it done.
             raise _failure(error) from error
-        case CallRejected() | CallNotSent() | DatabaseUnavailable():
+        case _ if isinstance(error, DatabaseUnavailable) or rule_of(error).verdict is Verdict.AGAIN:
             raise _failure(error, allow_retries=True) from error
         case _:
             # A decision, a setting or other code is needed: a retry would only use up attempts.

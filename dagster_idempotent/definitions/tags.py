@@ -15,6 +15,7 @@ KEPT_MAX_RETRIES = f"{PREFIX}/kept_max_retries"
 
 MAX_RETRIES = "dagster/max_retries"
 RETRY_NUMBER = "dagster/retry_number"
+AUTO_RETRY_RUN_ID = "dagster/auto_retry_run_id"
 TICK_TIME = ".dagster/scheduled_execution_time"
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster._core.events import DagsterEvent
 from dagster._core.instance_for_test import instance_for_test
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.test_utils import create_test_daemon_workspace_context, freeze_time
@@ -25,7 +26,9 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.auto_run_reexecution.auto_run_reexecution import consume_new_runs_for_automatic_reexecution
 from dagster._daemon.backfill import execute_backfill_iteration
+from dagster._grpc.types import ExecuteRunArgs
 from dagster._scheduler.scheduler import launch_scheduled_runs
+from dagster._serdes import serialize_value
 from dagster_graphql.client import query
 from dagster_graphql.test.utils import execute_dagster_graphql
 
@@ -75,6 +78,36 @@ class Dagster:
         """Let another scheduler daemon evaluate a schedule and be killed where Dagster says `window`."""
         command = [sys.executable, __file__, self.instance.root_directory, schedule, when.isoformat(), window]
         assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+
+    def start_worker(self, run: dg.DagsterRun) -> subprocess.Popen[bytes]:
+        """Start the process that executes a queued run, with a further process for each of its steps."""
+        starting = DagsterEvent(event_type_value=dg.DagsterEventType.PIPELINE_STARTING.value, job_name=run.job_name)
+        self.instance.report_dagster_event(starting, run_id=run.run_id)
+        assert run.job_code_origin is not None
+        order = ExecuteRunArgs(run.job_code_origin, run.run_id, self.instance.get_ref())
+        with Path(self.instance.root_directory, f"{run.run_id}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "dagster", "api", "execute_run", serialize_value(order)],
+                env={**os.environ, "TEST_PROCESSES": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def pid_of_step(self, run: dg.DagsterRun, step: str) -> int:
+        """Return the process of a step, from the event log."""
+        logs = self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_WORKER_STARTED)
+        events = [record.dagster_event for record in logs if record.dagster_event is not None]
+        (started,) = [event for event in events if event.step_key == step]
+        return int(str(started.engine_event_data.metadata["pid"].value))
+
+    def report_lost(self, run: dg.DagsterRun) -> None:
+        """Mark a run whose worker is gone as failed, as run monitoring does."""
+        self.instance.report_run_failed(self.run(run.run_id))
+
+    def messages(self, run: dg.DagsterRun) -> list[str]:
+        """List what was logged in a run."""
+        return [record.user_message for record in self.instance.all_logs(run.run_id)]
 
     def evaluate_together(self, when: datetime, daemons: int) -> None:
         """Let several scheduler daemons evaluate the same tick at the same time."""
@@ -133,6 +166,7 @@ class Dagster:
         config: Mapping[str, Any] | None = None,
         tags: Mapping[str, str] | None = None,
         location: str = "first",
+        queue_only: bool = False,
     ) -> dg.DagsterRun:
         """Launch from the Launchpad, with the config and tags that it prefills for a partition."""
         selector = _selector(job, location)
@@ -144,7 +178,8 @@ class Dagster:
             filled = {tag["key"]: tag["value"] for tag in chosen["tagsOrError"]["results"]}
             run_config = config or chosen["runConfigOrError"]["yaml"]
         metadata = {"tags": _tags(filled | dict(tags or {}))}
-        return self._launch({"selector": selector, "runConfigData": run_config, "executionMetadata": metadata})
+        params = {"selector": selector, "runConfigData": run_config, "executionMetadata": metadata}
+        return self._launch(params, queue_only=queue_only)
 
     def materialise(self, asset: str, partition: str, *, location: str = "first") -> dg.DagsterRun:
         """Press Materialize on an asset's page and choose one partition."""
@@ -155,11 +190,11 @@ class Dagster:
         selector = {**_selector(ASSET_JOB, location), "assetSelection": [{"path": [asset]}]}
         return self._launch({"selector": selector, "runConfigData": {}, "executionMetadata": {"tags": _tags(tags)}})
 
-    def reexecute(self, run: dg.DagsterRun, strategy: str) -> dg.DagsterRun:
+    def reexecute(self, run: dg.DagsterRun, strategy: str, *, queue_only: bool = False) -> dg.DagsterRun:
         """Choose "Re-execute all" (ALL_STEPS) or "Re-execute from failure" (FROM_FAILURE) on a run's page."""
         params = {"parentRunId": run.run_id, "strategy": strategy}
         found = self._graphql(query.LAUNCH_PIPELINE_REEXECUTION_MUTATION, {"reexecutionParams": params})
-        return self._launched(found["launchPipelineReexecution"])
+        return self._launched(found["launchPipelineReexecution"], queue_only=queue_only)
 
     def reexecute_steps(self, run: dg.DagsterRun, steps: Sequence[str], *, location: str = "first") -> dg.DagsterRun:
         """Choose "Re-execute selected" on a run's page, which sends back what the page was shown."""
@@ -197,6 +232,14 @@ class Dagster:
             texts.append(str(record.dagster_event.step_failure_data.error_display_string))
         return texts
 
+    def failure_metadata(self, run: dg.DagsterRun) -> dict[str, Any]:
+        """Return the metadata that the failed step of a run shows."""
+        (record,) = self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        assert record.dagster_event is not None
+        failure = record.dagster_event.step_failure_data.user_failure_data
+        assert failure is not None
+        return {name: value.value for name, value in failure.metadata.items()}
+
     def metadata(self, run: dg.DagsterRun) -> dict[str, dict[str, Any]]:
         """Return the metadata that each op's output shows in a run, by op."""
         found: dict[str, dict[str, Any]] = {}
@@ -214,35 +257,40 @@ class Dagster:
     def _graphql(self, text: str, variables: Mapping[str, Any]) -> Any:
         return execute_dagster_graphql(self.workspace.create_request_context(), text, variables).data
 
-    def _launch(self, params: Mapping[str, Any]) -> dg.DagsterRun:
+    def _launch(self, params: Mapping[str, Any], *, queue_only: bool = False) -> dg.DagsterRun:
         found = self._graphql(query.LAUNCH_PIPELINE_EXECUTION_MUTATION, {"executionParams": params})
-        return self._launched(found["launchPipelineExecution"])
+        return self._launched(found["launchPipelineExecution"], queue_only=queue_only)
 
-    def _launched(self, answer: Mapping[str, Any]) -> dg.DagsterRun:
+    def _launched(self, answer: Mapping[str, Any], *, queue_only: bool = False) -> dg.DagsterRun:
         assert answer["__typename"] == "LaunchRunSuccess", answer
-        self.work_off_queue()
+        if not queue_only:
+            self.work_off_queue()
         return self.run(answer["run"]["runId"])
 
 
 @contextmanager
 def deployment(
-    home: Path, *, locations: Sequence[str] = ("first",), run_retries: int | None = None, processes: bool = False
+    home: Path,
+    *,
+    code: Path = CODE,
+    locations: Sequence[str] = ("first",),
+    run_retries: int | None = None,
 ) -> Iterator[Dagster]:
-    """Start a deployment in the folder `home`; its runs end before a launch returns, unless `processes`."""
+    """Start a deployment in the folder `home`; its runs end before a launch returns."""
     overrides: dict[str, Any] = {}
     if run_retries is not None:
         overrides["run_retries"] = {"enabled": True, "max_retries": run_retries}
     with ExitStack() as stack:
         home.mkdir(exist_ok=True)
         instance = stack.enter_context(
-            instance_for_test(overrides=overrides, temp_dir=str(home), synchronous_run_launcher=not processes)
+            instance_for_test(overrides=overrides, temp_dir=str(home), synchronous_run_launcher=True)
         )
-        workspace = stack.enter_context(_workspace(instance, locations))
+        workspace = stack.enter_context(_workspace(instance, code, locations))
         yield Dagster(instance=instance, workspace=workspace)
 
 
-def _workspace(instance: dg.DagsterInstance, locations: Sequence[str]) -> AbstractContextManager[Any]:
-    target = InProcessWorkspaceLoadTarget([_origin(name) for name in locations])
+def _workspace(instance: dg.DagsterInstance, code: Path, locations: Sequence[str]) -> AbstractContextManager[Any]:
+    target = InProcessWorkspaceLoadTarget([_origin(code, name) for name in locations])
     return create_test_daemon_workspace_context(target, instance)
 
 
@@ -258,9 +306,9 @@ def _iterate(workspace: Any, when: datetime, crash: Mapping[str, Any] | None = N
         assert error is None, error
 
 
-def _origin(name: str) -> InProcessCodeLocationOrigin:
+def _origin(code: Path, name: str) -> InProcessCodeLocationOrigin:
     loadable = LoadableTargetOrigin(
-        executable_path=sys.executable, python_file=str(CODE), working_directory=os.fspath(CODE.parent)
+        executable_path=sys.executable, python_file=str(code), working_directory=os.fspath(code.parent)
     )
     return InProcessCodeLocationOrigin(loadable, location_name=name)
 
@@ -274,6 +322,6 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    home, schedule_name, instant, crash_window = sys.argv[1:]
-    with dg.DagsterInstance.from_config(home) as own, _workspace(own, ["first"]) as loaded:
+    home_folder, schedule_name, instant, crash_window = sys.argv[1:]
+    with dg.DagsterInstance.from_config(home_folder) as own, _workspace(own, CODE, ["first"]) as loaded:
         _evaluate(loaded, datetime.fromisoformat(instant), {schedule_name: {crash_window: signal.SIGKILL}})

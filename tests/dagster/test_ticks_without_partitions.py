@@ -7,12 +7,13 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from real_dagster import Dagster
+from real_dagster import CODE, Dagster
 
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 TASK_ID = "dagster-idempotent/task_id"
 ALLOCATION_KEY = "dagster-idempotent/allocation_key"
+START = Callable[..., AbstractContextManager[Dagster]]
 NIGHT = datetime(2026, 8, 10, 6, tzinfo=UTC)
 
 
@@ -21,7 +22,7 @@ def _keys(dagster: Dagster) -> set[tuple[str, str]]:
 
 
 def test_a_tick_its_retry_and_its_re_executions_are_one_task(
-    start_dagster: Callable[..., AbstractContextManager[Dagster]], folder: Path, metered_provider: MeteredProvider
+    start_dagster: START, folder: Path, metered_provider: MeteredProvider
 ) -> None:
     with start_dagster(run_retries=1) as dagster:
         (folder / "after_payment_nightly").touch()
@@ -50,41 +51,43 @@ def test_an_explicit_key_is_one_task_however_often_it_is_launched(
 
 
 def test_a_cron_edited_within_the_hour_keeps_the_key_of_the_same_instant(
-    start_dagster: Callable[..., AbstractContextManager[Dagster]],
-    monkeypatch: pytest.MonkeyPatch,
-    metered_provider: MeteredProvider,
+    start_dagster: START, folder: Path, metered_provider: MeteredProvider
 ) -> None:
     with start_dagster() as dagster:
         dagster.tick("every_night", NIGHT)
-    monkeypatch.setenv("TEST_CRON", "0 2 * * 1-7")
-    with start_dagster() as dagster:
+    with start_dagster(code=_with_cron(folder, "0 2,3 * * *")) as dagster:
         dagster.tick("every_night", NIGHT)
         assert _keys(dagster) == {("nightly/2026-08-10T06:00:00Z", "2026-W33-0")}
     assert metered_provider.charges == 1
 
 
 @pytest.mark.parametrize(
-    ("cron", "around", "instants"),
+    ("cron", "instants"),
     [
         # 02:00 does not exist in New York on 8 March 2026: one tick, at 03:00.
-        ("0 2 * * *", datetime(2026, 3, 8, 6, tzinfo=UTC), {"2026-03-08T07:00:00Z"}),
-        # 01:00 comes twice on 1 November 2026, and is two instants.
-        ("0 * * * *", datetime(2026, 11, 1, 4, 30, tzinfo=UTC), {"2026-11-01T05:00:00Z", "2026-11-01T06:00:00Z"}),
+        ("0 2 * * *", ["2026-03-08T07:00:00Z"]),
+        # 01:00 comes twice on 1 November 2026: once for a daily schedule, and as two instants for an hourly one.
+        ("0 1 * * *", ["2026-11-01T06:00:00Z"]),
+        ("0 * * * *", ["2026-11-01T05:00:00Z", "2026-11-01T06:00:00Z"]),
     ],
-    ids=["an hour that is left out", "an hour that comes twice"],
+    ids=["an hour that is left out", "an hour that comes twice", "every hour"],
 )
 def test_each_instant_of_a_day_with_a_clock_change_is_one_task(
-    cron: str,
-    around: datetime,
-    instants: set[str],
-    start_dagster: Callable[..., AbstractContextManager[Dagster]],
-    monkeypatch: pytest.MonkeyPatch,
-    metered_provider: MeteredProvider,
+    cron: str, instants: list[str], start_dagster: START, folder: Path, metered_provider: MeteredProvider
 ) -> None:
-    monkeypatch.setenv("TEST_CRON", cron)
-    with start_dagster() as dagster:
+    around = datetime.fromisoformat(instants[0]) - timedelta(minutes=90)
+    with start_dagster(code=_with_cron(folder, cron)) as dagster:
         dagster.start_schedule("every_night", around)
-        for minutes in range(0, 121, 30):
+        for minutes in range(0, 180, 30):
             dagster.evaluate(around + timedelta(minutes=minutes))
         assert {key for key, _ in _keys(dagster)} == {f"nightly/{instant}" for instant in instants}
         assert metered_provider.charges == len(instants)
+
+
+def _with_cron(folder: Path, cron: str) -> Path:
+    """Edit the schedule in a copy of the code location."""
+    edited = folder / f"location_{cron.translate(str.maketrans(' *,', '___'))}.py"
+    text = CODE.read_text()
+    assert text.count('"0 2 * * *"') == 1
+    edited.write_text(text.replace('"0 2 * * *"', repr(cron)))
+    return edited
