@@ -32,6 +32,7 @@ SCHEMA = "dagster_idempotent"
 # The parts of each migration in the order in which they run.
 _PARTS = {
     "0001": ("tables", "triggers", "work", "sending"),
+    "0004": ("legacy",),
 }
 # Any fixed number will do: it must only be the same in every version of this library.
 _MIGRATION_LOCK = 6_402_117_733_051
