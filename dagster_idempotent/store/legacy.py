@@ -34,7 +34,8 @@ class ImportedTask:
 
 def inspect_record(connection: Connection, task: ImportedTask) -> Seen:
     """Tell what importing a record would find; writes nothing."""
-    row = connection.execute(SQL["inspect_record"], {"task": Jsonb(task.columns)}).fetchone() or {}
+    columns = {name: value for name, value in task.columns.items() if name not in ("calls", "artifacts", "approvals")}
+    row = connection.execute(SQL["inspect_record"], {"task": Jsonb(columns)}).fetchone() or {}
     return Seen(verdict=row["verdict"], task_ids=row["task_ids"], sequence=row["sequence"])
 
 
@@ -75,9 +76,9 @@ def begin_read_only(connection: Connection) -> None:
     connection.execute(SQL["read_only"])
 
 
-def find_import(connection: Connection, pipeline: str, record_sha256: str) -> Row | None:
+def find_import(connection: Connection, pipeline: str, collection: str, record_sha256: str) -> Row | None:
     """Read everything that an imported record left in the ledger."""
-    parameters = {"pipeline": pipeline, "record_sha256": record_sha256}
+    parameters = {"pipeline": pipeline, "collection": collection, "record_sha256": record_sha256}
     return connection.execute(SQL["find_import"], parameters).fetchone()
 
 
