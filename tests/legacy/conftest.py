@@ -140,7 +140,7 @@ class Legacy:
     sql: psycopg.Connection[dict[str, Any]]
     findings: list[Finding]
 
-    def what(self, **options: Any) -> Import:  # noqa: ANN401 - options of Import
+    def what(self, **options: Any) -> Import:
         defaults = {"pipeline": DIGEST, "folder": self.folder.path, "actor": "ada", "reason": "history"}
         return Import(**(defaults | options))
 
@@ -153,7 +153,11 @@ class Legacy:
         return {finding.source: finding.verdict for finding in self.findings}
 
     def state(self) -> dict[str, list[str]]:
-        return ledger_state(self.sql)
+        return self.state_in(self.sql)
+
+    @staticmethod
+    def state_in(sql: psycopg.Connection[dict[str, Any]]) -> dict[str, list[str]]:
+        return ledger_state(sql)
 
     def one(self, query: str, *parameters: object) -> dict[str, Any]:
         row = self.sql.execute(query, parameters).fetchone()  # pyright: ignore[reportArgumentType]
@@ -170,7 +174,7 @@ def ledger_state(sql: psycopg.Connection[dict[str, Any]]) -> dict[str, list[str]
     return state
 
 
-def _lasting(value: Any) -> Any:  # noqa: ANN401 - any JSON
+def _lasting(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {name: _lasting(part) for name, part in value.items() if name not in ACCIDENTAL}
         # An approval's own moment is the record's, and is kept.
@@ -196,8 +200,3 @@ def pipeline() -> Pipeline[Digest]:
 @pytest.fixture
 def folder_of() -> Callable[[Path], Folder]:
     return Folder
-
-
-@pytest.fixture
-def state_in() -> Callable[[psycopg.Connection[dict[str, Any]]], dict[str, list[str]]]:
-    return ledger_state

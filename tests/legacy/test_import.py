@@ -118,7 +118,8 @@ def test_costs_and_counters_agree_after_an_import(mixed: "Legacy") -> None:
     ).fetchall()
     for scope in ("pipeline", "period:%", "task:%"):
         counted = mixed.sql.execute(
-            "SELECT currency, sum(settled) AS total FROM dagster_idempotent.budgets WHERE scope LIKE %s GROUP BY currency",
+            "SELECT currency, sum(settled) AS total FROM dagster_idempotent.budgets WHERE scope LIKE %s "
+            "GROUP BY currency",
             [scope],
         ).fetchall()
         assert {row["currency"]: row["total"] for row in counted} == {row["currency"]: row["total"] for row in booked}
@@ -171,9 +172,7 @@ def test_a_record_that_changed_after_its_import_is_refused(legacy: "Legacy", ide
     assert legacy.state() == state
 
 
-def test_an_unmapped_import_stops_allocation_in_its_week_until_it_is_mapped(
-    legacy: "Legacy", pipeline: Digest
-) -> None:
+def test_an_unmapped_import_stops_allocation_in_its_week_until_it_is_mapped(legacy: "Legacy", pipeline: Digest) -> None:
     monday = datetime(2020, 1, 6, tzinfo=UTC)
     legacy.folder.record(0, scheduled_at=...)
     legacy.folder.record(0, name="2020-W02-other", scheduled_at=..., output={"title": "other"})
@@ -211,7 +210,7 @@ def test_mapping_refuses_what_would_be_a_guess(legacy: "Legacy", pipeline: Diges
         map_task(legacy.ledger, allocator_task("2020-W02-7"), None, **words)
 
 
-def allocator_task(text: str) -> Any:  # noqa: ANN401 - a TaskId
+def allocator_task(text: str) -> Any:
     return text
 
 

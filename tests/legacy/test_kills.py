@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -19,7 +21,6 @@ from psycopg.rows import dict_row
 
 from dagster_idempotent.domain.legacy import Verdict
 from dagster_idempotent.engine.legacy_check import check_import
-from dagster_idempotent.store.database import Database
 from dagster_idempotent.testing.fault_proxy import FaultProxy, When
 
 if TYPE_CHECKING:
@@ -106,113 +107,106 @@ def write(folder: "Folder", kinds: list[Verdict], *, of_each: int, right: int) -
         folder.record(following, name=f"{first.name}-b", subject="acme")
 
 
-def kill(pid: int, proxy: FaultProxy) -> None:
-    with suppress(ProcessLookupError):  # it may have been done before the message that would have killed it
-        os.kill(pid, signal.SIGKILL)
-    proxy.cut_all()
+def kill_at(proxy: FaultProxy, message: int, when: When, pid: "SimpleQueue[int]") -> None:
+    """Kill the next child at a message of its own; `pid` is told when it is known."""
+
+    def strike() -> None:
+        with suppress(ProcessLookupError):  # it may have been done before the message that would have killed it
+            os.kill(pid.get(timeout=30), signal.SIGKILL)
+        proxy.cut_all()
+
+    proxy.at(proxy.counts.to_upstream + message, action=strike, when=when)
 
 
-def imported_untouched(url: str, legacy: "Legacy", state_in: Callable[[Sql], dict[str, list[str]]]) -> Any:  # noqa: ANN401
-    """Import without a kill into another ledger; return what is in it."""
-    database = Database(url)
-    type(legacy).run(legacy_in(legacy, database))
-    database.close()
-    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as sql:
-        return state_in(sql)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Siege:
+    """An import that can be killed, and a second ledger for one that nobody kills."""
+
+    legacy: "Legacy"
+    importer: Importer
+    proxy: FaultProxy
+    url: str
+    untouched: str
+
+    def run(self, *, message: int, when: When, **order: str | None) -> bool:
+        """Import through the proxy; return whether the child was killed."""
+        pid: SimpleQueue[int] = SimpleQueue()
+        kill_at(self.proxy, message, when, pid)
+        pid.put(self.importer.start(url=self.proxy.url_for(self.url), folder=self.folder, **order))
+        killed = self.importer.ended() is None
+        assert self.proxy.wait_idle()
+        return killed
+
+    def finish(self, **order: str | None) -> dict[str, int]:
+        self.importer.start(url=self.url, folder=self.folder, **order)
+        verdicts = self.importer.ended()
+        assert verdicts is not None
+        return verdicts
+
+    def expected(self) -> dict[str, list[str]]:
+        """Import without a kill into the second ledger; return what is in it."""
+        self.importer.start(url=self.untouched, folder=self.folder)
+        assert self.importer.ended() is not None
+        with psycopg.connect(self.untouched, autocommit=True, row_factory=dict_row) as sql:
+            return self.legacy.state_in(sql)
+
+    @property
+    def folder(self) -> str:
+        return str(self.legacy.folder.path)
 
 
-def legacy_in(legacy: "Legacy", database: Database) -> "Legacy":
-    return type(legacy)(folder=legacy.folder, ledger=database, sql=legacy.sql, findings=legacy.findings)
+@pytest.fixture
+def siege(legacy: "Legacy", importer: Importer, proxy: FaultProxy, ledger_url: str, untouched: str) -> Siege:
+    return Siege(legacy=legacy, importer=importer, proxy=proxy, url=ledger_url, untouched=untouched)
 
 
 @pytest.mark.parametrize("when", list(When))
-@pytest.mark.parametrize("moved", [False, True], ids=["left", "moved"])
+@pytest.mark.parametrize("target", [None, "imported"])
 def test_an_import_killed_again_and_again_ends_as_one_that_nobody_killed(
-    legacy: "Legacy",
-    ambiguous: list[Verdict],
-    state_in: Callable[[Sql], dict[str, list[str]]],
-    importer: Importer,
-    proxy: FaultProxy,
-    untouched: str,
-    ledger_url: str,
-    tmp_path: Path,
-    when: When,
-    moved: bool,  # noqa: FBT001 - a parameter
+    siege: Siege, ambiguous: list[Verdict], tmp_path: Path, when: When, target: str | None
 ) -> None:
-    write(legacy.folder, ambiguous, of_each=1, right=12)
-    expected = imported_untouched(untouched, legacy, state_in)
-    order = {
-        "url": proxy.url_for(ledger_url),
-        "folder": str(legacy.folder.path),
-        "move_to": str(tmp_path / "imported") if moved else None,
-    }
-    killed = 0
-    for message in KILLS:
-        pid: list[int] = []
-        proxy.at(proxy.counts.to_upstream + message, action=lambda pid=pid: kill(pid[0], proxy), when=when)
-        # The child connects only after its pid was told: it forks before it reads its order.
-        pid.append(importer.start(**order))
-        killed += importer.ended() is None
-        assert proxy.wait_idle()
-    assert killed > 3
-    importer.start(**order)
-    assert importer.ended() is not None
-    assert legacy.state() == expected
-    if moved:
-        tasks = legacy.sql.execute("SELECT task_id FROM dagster_idempotent.tasks").fetchall()
-        assert {path.name for path in (tmp_path / "imported").iterdir()} == {row["task_id"] for row in tasks}
-    assert check_import(legacy.ledger, legacy.what(move_to=tmp_path / "imported" if moved else None)).equal
+    write(siege.legacy.folder, ambiguous, of_each=1, right=12)
+    expected = siege.expected()
+    move_to = None if target is None else tmp_path / target
+    order = {"move_to": None if move_to is None else str(move_to)}
+    assert sum(siege.run(message=message, when=when, **order) for message in KILLS) > 3
+    siege.finish(**order)
+    assert siege.legacy.state() == expected
+    if move_to is not None:
+        tasks = siege.legacy.sql.execute("SELECT task_id FROM dagster_idempotent.tasks").fetchall()
+        assert {path.name for path in move_to.iterdir()} == {row["task_id"] for row in tasks}
+    assert check_import(siege.legacy.ledger, siege.legacy.what(move_to=move_to)).equal
 
 
 @pytest.mark.explore
 def test_ten_thousand_records_survive_fifty_kills_in_flat_memory(
-    legacy: "Legacy",
-    ambiguous: list[Verdict],
-    state_in: Callable[[Sql], dict[str, list[str]]],
-    importer: Importer,
-    proxy: FaultProxy,
-    untouched: str,
-    ledger_url: str,
-    tmp_path: Path,
-    folder_of: Callable[[Path], "Folder"],
+    siege: Siege, ambiguous: list[Verdict], tmp_path: Path, folder_of: Callable[[Path], "Folder"]
 ) -> None:
-    pairs = 2
     small = folder_of(tmp_path / "small")
     write(small, ambiguous, of_each=1, right=50)
-    importer.start(url=untouched, folder=str(small.path), collection="small")
-    assert importer.ended() is not None
-    peak = importer.peak
-    write(legacy.folder, ambiguous, of_each=200, right=10_000 - 200 * (len(ambiguous) + pairs))
-    number = len(list(legacy.folder.path.iterdir()))
-    assert number == 10_000
-    order: dict[str, str | None] = {"url": proxy.url_for(ledger_url), "folder": str(legacy.folder.path)}
+    siege.importer.start(url=siege.untouched, folder=str(small.path))
+    assert siege.importer.ended() is not None
+    peak = siege.importer.peak
+    empty(siege.untouched)
+    right = 10_000 - 200 * (len(ambiguous) + 2)  # two kinds come in pairs
+    write(siege.legacy.folder, ambiguous, of_each=200, right=right)
+    assert len(list(siege.legacy.folder.path.iterdir())) == 10_000
     chance = random.Random(6)  # noqa: S311 - a repeatable choice of moments
     for _ in range(50):
-        pid: list[int] = []
-        proxy.at(
-            proxy.counts.to_upstream + chance.randrange(5, 12_000),
-            action=lambda pid=pid: kill(pid[0], proxy),
-            when=chance.choice(list(When)),
-        )
-        pid.append(importer.start(**order))
-        importer.ended()
-        assert proxy.wait_idle()
-    importer.start(url=ledger_url, folder=order["folder"])
-    verdicts = importer.ended()
-    assert verdicts is not None
-    assert sum(verdicts.values()) == number
+        siege.run(message=chance.randrange(5, 12_000), when=chance.choice(list(When)))
+    verdicts = siege.finish()
+    assert sum(verdicts.values()) == 10_000
     assert all(verdicts[kind] == 200 * (2 if kind in ("one_key", "same_content") else 1) for kind in ambiguous)
-    assert importer.peak - peak < FLAT
-    check = check_import(legacy.ledger, legacy.what())
+    assert siege.importer.peak - peak < FLAT
+    check = check_import(siege.legacy.ledger, siege.legacy.what())
     assert check.equal
-    assert check.ledger.tasks == 10_000 - 200 * (len(ambiguous) + pairs)
-    assert legacy.state() == imported_untouched(second_ledger(untouched), legacy, state_in)
+    assert check.ledger.tasks == right
+    assert siege.legacy.state() == siege.expected()
 
 
-def second_ledger(url: str) -> str:
-    """Empty the ledger that the small import used."""
+def empty(url: str) -> None:
+    """Empty a ledger, as only a test may."""
     with psycopg.connect(url, autocommit=True) as sql:
         sql.execute("SET session_replication_role = replica")
         for table in ("audit", "outbox", "approvals", "budgets", "costs", "submissions", "artifacts", "tasks"):
             sql.execute(psql.SQL("DELETE FROM dagster_idempotent.{}").format(psql.Identifier(table)))
-    return url

@@ -12,7 +12,11 @@ SDKS = ("openai", "anthropic", "stripe", "requests", "urllib3", "aiohttp")
 
 @pytest.mark.parametrize(
     "module",
-    ["dagster_idempotent.engine.legacy_import", "dagster_idempotent.engine.legacy_check", "dagster_idempotent.cli.legacy"],
+    [
+        "dagster_idempotent.engine.legacy_import",
+        "dagster_idempotent.engine.legacy_check",
+        "dagster_idempotent.cli.legacy",
+    ],
 )
 def test_the_import_path_loads_no_provider_and_no_dagster(module: str) -> None:
     script = f"import sys, json, {module}; print(json.dumps(sorted(sys.modules)))"

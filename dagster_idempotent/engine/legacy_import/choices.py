@@ -12,7 +12,7 @@ from dagster_idempotent.domain.period import PeriodKind, zone
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.engine.legacy_import.reading import Adapter, read_weeks
-from dagster_idempotent.errors import ConfigurationError
+from dagster_idempotent.errors import ConfigurationError, PipelineConflict
 from dagster_idempotent.store import allocation
 from dagster_idempotent.store.database import Database
 
@@ -72,3 +72,17 @@ def rules_of(database: Database, pipeline: Pipeline[BaseModel] | str, *, registe
     return Rules(
         pipeline=pipeline, kind=PeriodKind(row["period_kind"]), timezone=zone(row["timezone"]), currencies=currencies
     )
+
+
+def is_known(database: Database, pipeline: str, timezone: str) -> bool:
+    """Whether the ledger knows a pipeline; raises PipelineConflict where it knows it in another timezone."""
+    row = database.run(lambda c: allocation.get_pipeline(c, pipeline))
+    if row is None:
+        return False
+    if row["timezone"] != timezone:
+        raise PipelineConflict(
+            f"Pipeline {pipeline!r} numbers its tasks in {row['timezone']}, the import was given {timezone}. Leave the "
+            "timezone out: it is fixed.",
+            pipeline=pipeline,
+        )
+    return True
