@@ -147,9 +147,7 @@ def _identity(state: LegacyState, rules: Rules) -> Identity | None:
         raise _RefusedError(Verdict.INVALID_IDENTITY, f"it gives {' and '.join(given)}, expected at most one")
     if given in ([], ["unrelated"]):
         if not given and rules.without_identity is WithoutIdentity.REFUSE:
-            raise _RefusedError(
-                Verdict.NO_IDENTITY, "it gives neither scheduled_at nor key, and is not marked unrelated"
-            )
+            raise _RefusedError(Verdict.NO_IDENTITY, f"week {state.week}, subject {state.subject!r}")
         return None
     try:
         return Identity(
