@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_idempotent.definitions.jobs import idempotent_asset, idempotent_graph, idempotent_job
+    from dagster_idempotent.definitions.operator_definitions import operator_definitions
     from dagster_idempotent.definitions.ops import allocate_op, collect_op, deliver_op, persist_op, transform_op
     from dagster_idempotent.definitions.partitions import by_subject, iso_week_partitions
     from dagster_idempotent.definitions.resources import (
@@ -18,29 +19,51 @@ if TYPE_CHECKING:
         LedgerResource,
     )
     from dagster_idempotent.definitions.schedules import idempotent_schedule
+    from dagster_idempotent.definitions.sdk_resources import (
+        GuardedAnthropicResource,
+        GuardedHttpResource,
+        GuardedOpenAIResource,
+        GuardedStripeResource,
+    )
     from dagster_idempotent.domain.backoff import Backoff
     from dagster_idempotent.domain.identity import Identity
     from dagster_idempotent.domain.money import Budget, Money
+    from dagster_idempotent.domain.outbox import DeliveryPolicy, Message
     from dagster_idempotent.domain.pipeline import Pipeline
     from dagster_idempotent.domain.task import Raw, Task
-    from dagster_idempotent.engine.file_channel import FileChannel
+    from dagster_idempotent.engine.call_keys import call_key
+    from dagster_idempotent.engine.channels.file import FileChannel
+    from dagster_idempotent.engine.channels.http import HttpChannel
+    from dagster_idempotent.engine.channels.sql import SqlChannel
+    from dagster_idempotent.errors import DeliveryInDoubt, DeliveryNotSent
 
 __version__ = "0.1.0"
 __all__ = [
     "AllocatorResource",
     "Backoff",
     "Budget",
+    "DeliveryInDoubt",
+    "DeliveryNotSent",
+    "DeliveryPolicy",
     "FileChannel",
+    "GuardedAnthropicResource",
     "GuardedChatCompletionsResource",
+    "GuardedHttpResource",
+    "GuardedOpenAIResource",
     "GuardedProviderResource",
+    "GuardedStripeResource",
+    "HttpChannel",
     "Identity",
     "LedgerResource",
+    "Message",
     "Money",
     "Pipeline",
     "Raw",
+    "SqlChannel",
     "Task",
     "allocate_op",
     "by_subject",
+    "call_key",
     "collect_op",
     "deliver_op",
     "idempotent_asset",
@@ -48,6 +71,7 @@ __all__ = [
     "idempotent_job",
     "idempotent_schedule",
     "iso_week_partitions",
+    "operator_definitions",
     "persist_op",
     "transform_op",
 ]
@@ -55,6 +79,7 @@ __all__ = [
 _HOMES = {
     "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
     "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
+    "definitions.operator_definitions": ("operator_definitions",),
     "definitions.partitions": ("by_subject", "iso_week_partitions"),
     "definitions.resources": (
         "AllocatorResource",
@@ -63,12 +88,23 @@ _HOMES = {
         "LedgerResource",
     ),
     "definitions.schedules": ("idempotent_schedule",),
+    "definitions.sdk_resources": (
+        "GuardedAnthropicResource",
+        "GuardedHttpResource",
+        "GuardedOpenAIResource",
+        "GuardedStripeResource",
+    ),
     "domain.backoff": ("Backoff",),
     "domain.identity": ("Identity",),
     "domain.money": ("Budget", "Money"),
     "domain.pipeline": ("Pipeline",),
     "domain.task": ("Raw", "Task"),
-    "engine.file_channel": ("FileChannel",),
+    "engine.call_keys": ("call_key",),
+    "domain.outbox": ("DeliveryPolicy", "Message"),
+    "engine.channels.file": ("FileChannel",),
+    "engine.channels.http": ("HttpChannel",),
+    "engine.channels.sql": ("SqlChannel",),
+    "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
 }
 
 

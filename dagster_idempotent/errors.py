@@ -23,8 +23,10 @@
     │   ├── PayloadPruned           the stored answer was pruned by retention
     │   ├── UnknownFingerprint      written by a newer version of this library
     │   └── BudgetExceeded          the reservation does not fit a limit
+    ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
     ├── CandidateInvalid            transform returned something that the output model refuses
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
+    ├── DeliveryInDoubt             delivered or possibly delivered, no acknowledgement
     ├── StoreError
     │   ├── DatabaseUnavailable     PostgreSQL could not be reached within the time allowed
     │   ├── SchemaMismatch          the schema is too old or too new for this version
@@ -151,12 +153,20 @@ class BudgetExceeded(CallError):
     """The reservation does not fit the limit of `scope`."""
 
 
+class DecisionRefused(IdempotentError):
+    """What an operator decides about is not, or no more, in the state for it (`verdict`); nothing was written."""
+
+
 class CandidateInvalid(IdempotentError):
     """Transform returned something that the pipeline's output model refuses (R24)."""
 
 
 class DeliveryNotSent(IdempotentError):
     """Raise it in a channel to prove that nothing was delivered; the message may then go again."""
+
+
+class DeliveryInDoubt(IdempotentError):
+    """A channel put the message out and got no acknowledgement."""
 
 
 class StoreError(IdempotentError):

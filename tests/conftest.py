@@ -59,7 +59,7 @@ class WorkerHandle:
             raise WorkerGone
         return json.loads(line)
 
-    def ask(self, do: str, **order: object) -> Any:  # noqa: ANN401 - whatever was asked for
+    def ask(self, do: str, **order: object) -> Any:
         self.tell(do, **order)
         answer = self.answer()
         assert "error" not in answer, answer

@@ -1,10 +1,15 @@
 """Options that many commands share, each with an environment twin."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from dagster_idempotent.domain.backoff import duration
+from dagster_idempotent.domain.money import Money
+from dagster_idempotent.errors import ConfigurationError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
@@ -68,3 +73,57 @@ def _not_blank(ctx: click.Context, parameter: click.Parameter, value: str) -> st
     if not value.strip():
         raise click.BadParameter("it is empty; the audit trail keeps who decided and why.", ctx, parameter)
     return value.strip()
+
+
+def task_argument(function: Function) -> Function:
+    """Add TASK and --pipeline."""
+    function = click.option("--pipeline", metavar="NAME", help="Pipeline of the task, where its id fits several.")(
+        function
+    )
+    return click.argument("task", metavar="TASK")(function)
+
+
+def pipeline_option(function: Function) -> Function:
+    """Add --pipeline as a filter."""
+    return click.option("--pipeline", metavar="NAME", help="Only this pipeline.")(function)
+
+
+def limit_option(function: Function) -> Function:
+    """Add --limit."""
+    return click.option(
+        "--limit", type=click.IntRange(min=1), default=200, show_default=True, help="Print at most so many rows."
+    )(function)
+
+
+class MoneyType(click.ParamType[Money]):
+    """An amount with its currency, `2.00 USD`."""
+
+    name = "amount"
+
+    def convert(self, value: str | Money, param: click.Parameter | None, ctx: click.Context | None) -> Money:
+        """Parse it; a wrong one is a usage error."""
+        if isinstance(value, Money):
+            return value
+        try:
+            return Money.parse(value).non_negative(field="amount")
+        except ConfigurationError as error:
+            self.fail(error.message, param, ctx)
+
+
+class DurationType(click.ParamType[timedelta]):
+    """A duration, `90d` or `1h30m`."""
+
+    name = "duration"
+
+    def convert(self, value: str | timedelta, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Parse it; a wrong one is a usage error."""
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return duration(value, field="duration")
+        except ConfigurationError as error:
+            self.fail(error.message, param, ctx)
+
+
+MONEY = MoneyType()
+DURATION = DurationType()

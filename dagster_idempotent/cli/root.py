@@ -8,8 +8,22 @@ from dagster_idempotent import __version__
 
 # Noun: (module under this package, what it is about).
 _NOUNS = {
+    "approvals": ("approvals", "Open and close the gates that wait for a named person."),
+    "audit": ("audit", "List who decided what, when and why."),
+    "budgets": ("budgets", "Show and set limits, and release tasks that were held at one."),
+    "calls": ("calls", "Paid calls: list, look up at the provider, resolve, abandon, send again knowingly."),
+    "costs": ("costs", "What was paid, by task, period, pipeline or provider."),
+    "dead-letters": ("dead_letters", "Tasks out of attempts: list, redrive, discard."),
+    "doctor": ("doctor", "Check the database, the schema, the rights and the settings."),
+    "explain": ("explain", "Say who holds what and why, and what is safe to do next."),
+    "legacy": ("legacy", "Import old per-week records as tasks, map and check them."),
+    "outbox": ("outbox", "Messages: list, deliver, resolve."),
+    "pipelines": ("pipelines", "List pipelines, freeze and unfreeze their paid calls."),
     "postgres": ("postgres", "Start, stop and find the embedded PostgreSQL of a folder."),
+    "prune": ("prune", "Drop the payloads of old tasks; keys, hashes and costs stay."),
     "schema": ("schema", "Create, check and print the ledger's schema."),
+    "tasks": ("tasks", "List and show tasks, release a lease."),
+    "verify": ("verify", "Check the whole ledger, read only."),
 }
 
 _EPILOG = """\b

@@ -1,19 +1,21 @@
 """From a Dagster run to an identity: its partition, else its tick, else an explicit key; never anything else (R4)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 from pydantic import BaseModel
 
 from dagster_idempotent.definitions import tags
 from dagster_idempotent.domain.identity import Identity
-from dagster_idempotent.domain.period import straddles
+from dagster_idempotent.domain.period import period_bounds, period_id_for, straddles
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.errors import ConfigurationError, IdentityConflict, InvalidIdentity, MissingIdentity
 
 AnyPartitions = dg.PartitionsDefinition[str]
+# Ends of periods that are looked at when partitions are declared.
+BOUNDARIES = 54
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,35 +39,67 @@ def identity_of(
     Raises MissingIdentity where it carries nothing stable, IdentityConflict where its tags contradict its partition.
     """
     run_tags = context.run.tags
-    if context.has_partition_key:
+    partition = _partition_of(context)
+    if partition is not None:
         if explicit_key:
             raise IdentityConflict(
-                f"This run has the partition {context.partition_key!r} and the explicit key {explicit_key!r}; one of "
+                f"This run has the partition {partition!r} and the explicit key {explicit_key!r}; one of "
                 "them names the task, not both. Leave out `explicit_key` for partitioned launches.",
-                found=[context.partition_key, explicit_key],
+                found=[partition, explicit_key],
             )
         known = partitions_def or context.job_def.partitions_def
-        occasion = occasion_of(known, context.partition_key)
-        _check_straddling(known, context.partition_key, pipeline, allow_straddling=allow_straddling)
-        _cross_check(occasion, run_tags, pipeline)
-        return identity_at(pipeline, occasion)
-    if tags.RANGE_START in run_tags:
+        occasion = occasion_of(known, partition)
+        _check_straddling(known, partition, pipeline, allow_straddling=allow_straddling)
+        identity = identity_at(pipeline, occasion)
+    elif tags.RANGE_START in run_tags:
         raise MissingIdentity(
-            "This run covers a range of partitions at once; each partition is a task of its own. Start the backfill "
-            "with one run per partition (the default backfill policy of this asset)."
+            f"This run covers the partitions {run_tags[tags.RANGE_START]!r} to {run_tags.get(tags.RANGE_END)!r} at "
+            "once; each of them is a task of its own, so nothing was allocated. Start the backfill with one run per "
+            "partition: leave out backfill_policy, or give BackfillPolicy.multi_run(max_partitions_per_run=1)."
         )
-    if explicit_key:
+    elif explicit_key:
         subject = run_tags.get(tags.SUBJECT, "")
-        return Identity(pipeline=pipeline.name, subject=subject, explicit_key=explicit_key, version=pipeline.version)
+        identity = Identity(
+            pipeline=pipeline.name, subject=subject, explicit_key=explicit_key, version=pipeline.version
+        )
+    else:
+        identity = _identity_of_tick(context, pipeline)
+    _cross_check(identity, run_tags)
+    return identity
+
+
+def _partition_of(context: dg.OpExecutionContext) -> str | None:
+    """Return the one partition of a run; a range of one partition is that partition."""
+    run_tags = context.run.tags
+    if not context.has_partition_key:
+        start = run_tags.get(tags.RANGE_START)
+        return start if start == run_tags.get(tags.RANGE_END) else None
+    # Of a multi-partition, Dagster reads the tags of its dimensions, and people read the tag of the whole.
+    key, shown = context.partition_key, run_tags.get(tags.PARTITION, context.partition_key)
+    if str(key) != shown:
+        raise IdentityConflict(
+            f"The run's tag {tags.PARTITION} is {shown!r}, but the tags of its dimensions say {str(key)!r}. Nothing "
+            "was allocated. Launch it again without editing those tags.",
+            found=[shown, str(key)],
+        )
+    return key
+
+
+def _identity_of_tick(context: dg.OpExecutionContext, pipeline: Pipeline[BaseModel]) -> Identity:
+    run_tags = context.run.tags
     tick = run_tags.get(tags.SCHEDULED_AT) or run_tags.get(tags.TICK_TIME)
     if tick is not None:
         occasion = Occasion(scheduled_at=parse_instant(tick), subject=run_tags.get(tags.SUBJECT, ""))
         return identity_at(pipeline, occasion)
+    *nodes, op = str(context.op_handle).split(".")
+    config = f'{{{op}: {{config: {{explicit_key: "invoice-2026-08"}}}}}}'
+    for node in reversed(nodes):
+        config = f"{{{node}: {{ops: {config}}}}}"
     raise MissingIdentity(
         f"Nothing in this run says which task of pipeline {pipeline.name!r} it is: it has no partition, no schedule "
         "tick and no explicit key, and a run id or the clock would make every launch a new, paid task. Launch it on a "
         "partition; or let its schedule launch it; or give the allocate op an `explicit_key` in the run config, for "
-        'example ops: {allocate: {config: {explicit_key: "invoice-2026-08"}}}.'
+        f"example ops: {config}."
     )
 
 
@@ -99,9 +133,14 @@ def occasion_of(partitions_def: AnyPartitions | None, partition_key: str) -> Occ
 
 
 def tags_of(pipeline: Pipeline[BaseModel], partitions_def: AnyPartitions, partition_key: str) -> Mapping[str, str]:
-    """Return the tags that a partitioned run carries: a cross-check in the op, and a search term in the UI."""
-    identity = identity_at(pipeline, occasion_of(partitions_def, partition_key))
-    return identity_tags(identity)
+    """Return the tags that a partitioned run carries: a cross-check in the op, and a search term in the UI.
+
+    A partition that cannot be a task gets none: its run says why. Raising here would lose the whole tick.
+    """
+    try:
+        return identity_tags(identity_at(pipeline, occasion_of(partitions_def, partition_key)))
+    except ConfigurationError:
+        return {}
 
 
 def identity_tags(identity: Identity) -> Mapping[str, str]:
@@ -134,13 +173,74 @@ def parse_instant(text: str) -> datetime:
 def check_partitions(
     pipeline: Pipeline[BaseModel], partitions_def: AnyPartitions | None, *, allow_straddling: bool
 ) -> None:
-    """Refuse, when the code is loaded, partitions whose windows lie in two periods of the pipeline."""
-    time = partitions_def
-    if isinstance(time, dg.MultiPartitionsDefinition) and time.has_time_window_dimension:
-        time = time.time_window_partitions_def
-    if isinstance(time, dg.TimeWindowPartitionsDefinition) and not allow_straddling:
-        key = time.get_partition_key_for_timestamp(time.start.timestamp())
-        _check_straddling(time, key, pipeline, allow_straddling=False)
+    """Refuse, when the code is loaded, partitions that are no tasks of the pipeline's periods."""
+    match partitions_def:
+        case None:
+            return
+        case dg.TimeWindowPartitionsDefinition():
+            time, subjects = partitions_def, None
+        case dg.MultiPartitionsDefinition():
+            time, subjects = _dimensions(partitions_def)
+        case _:
+            raise _no_time(type(partitions_def).__name__)
+    if isinstance(subjects, dg.StaticPartitionsDefinition):
+        _check_subjects(pipeline, time, subjects.get_partition_keys())
+    if not allow_straddling:
+        _check_boundaries(pipeline, time)
+
+
+def _dimensions(
+    partitions_def: dg.MultiPartitionsDefinition,
+) -> tuple[dg.TimeWindowPartitionsDefinition, AnyPartitions]:
+    kinds = [dimension.partitions_def for dimension in partitions_def.partitions_defs]
+    times = [kind for kind in kinds if isinstance(kind, dg.TimeWindowPartitionsDefinition)]
+    others = [kind for kind in kinds if not isinstance(kind, dg.TimeWindowPartitionsDefinition)]
+    if len(times) != 1 or len(others) != 1:
+        raise _no_time(" and ".join(type(kind).__name__ for kind in kinds))
+    return times[0], others[0]
+
+
+def _no_time(found: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The partitions are {found}; a task needs exactly one time window, and at most one subject beside it. Use "
+        "time-window partitions, or time by subject: by_subject(iso_week_partitions(...), tenants).",
+        field="partitions_def",
+    )
+
+
+def _check_subjects(
+    pipeline: Pipeline[BaseModel], time: dg.TimeWindowPartitionsDefinition, names: Sequence[str]
+) -> None:
+    """Refuse names that Dagster cannot join with a time, that no identity allows, or that are one identity."""
+    known: dict[str, str] = {}
+    for name in names:
+        if "|" in name:
+            raise InvalidIdentity(
+                f"Subject {name!r} contains '|', which Dagster puts between subject and time in a partition key. "
+                "Rename the subject.",
+                field="subject",
+            )
+        identity = identity_at(pipeline, Occasion(scheduled_at=time.start, subject=name))
+        other = known.setdefault(identity.subject, name)
+        if other != name:
+            raise InvalidIdentity(
+                f"Subjects {other!a} and {name!a} are one text in Unicode form NFC, so they would share "
+                "their tasks. Keep one of them.",
+                field="subject",
+            )
+
+
+def _check_boundaries(pipeline: Pipeline[BaseModel], time: dg.TimeWindowPartitionsDefinition) -> None:
+    """Look at the windows around the first periods' ends; they are enough to see a year of weeks with its clocks."""
+    instant = time.start
+    for _ in range(BOUNDARIES):
+        period = period_id_for(instant, pipeline.period, pipeline.timezone)
+        _, end = period_bounds(period, pipeline.period, pipeline.timezone)
+        last = end - timedelta(microseconds=1)
+        _check_straddling(
+            time, time.get_partition_key_for_timestamp(last.timestamp()), pipeline, allow_straddling=False
+        )
+        instant = end
 
 
 def _check_straddling(
@@ -159,17 +259,18 @@ def _check_straddling(
             )
 
 
-def _cross_check(occasion: Occasion, run_tags: Mapping[str, str], pipeline: Pipeline[BaseModel]) -> None:
-    """Refuse a run whose tags, which anybody may edit in the Launchpad, contradict its partition."""
-    wanted = identity_tags(identity_at(pipeline, occasion))
+def _cross_check(identity: Identity, run_tags: Mapping[str, str]) -> None:
+    """Refuse a run whose tags, which anybody may edit in the Launchpad, contradict what else it says."""
+    wanted = identity_tags(identity)
     for name in (tags.PIPELINE, tags.SCHEDULED_AT, tags.SUBJECT, tags.VERSION, tags.ALLOCATION_KEY):
         given = run_tags.get(name)
         same = given is None or given == wanted.get(name, "")
-        if not same and name == tags.SCHEDULED_AT:
-            same = parse_instant(given or "") == occasion.scheduled_at
+        if not same and name == tags.SCHEDULED_AT and identity.scheduled_at is not None:
+            same = parse_instant(given or "") == identity.scheduled_at
         if not same:
             raise IdentityConflict(
-                f"The run's tag {name} is {given!r}, but its partition says {wanted.get(name, '')!r}. Nothing was "
-                "allocated. Launch it again without editing that tag.",
+                f"The run's tag {name} is {given!r}, but its partition, tick, explicit key or version says "
+                f"{wanted.get(name, '')!r}. Nothing was allocated. Launch it again without editing that tag; where the "
+                "other was meant, remove all tags of dagster-idempotent from the launch.",
                 found=[given, wanted.get(name, "")],
             )

@@ -7,9 +7,20 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.errors import ConfigurationError
 
 Body = Callable[..., Any]
+RESOURCE_PARAM: object = getattr(dg.ResourceParam[object], "__metadata__", ())
+# Names of our ops' own parameters, and the one class that a user's function may ask for under them.
+RESERVED: Mapping[str, Any] = {
+    "ledger": LedgerResource,
+    "allocator": None,
+    "task": None,
+    "raw": None,
+    "candidate": None,
+    "result": None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +46,8 @@ class UserFunction:
 
 def read_function(function: Body, *, role: str, offered: Sequence[str]) -> UserFunction:
     """Read the parameters of a user's function; raises ConfigurationError naming one that nobody can fill."""
-    if not callable(function):
-        raise ConfigurationError(f"{role} is {function!r}, expected a function.", field=role)
     name = getattr(function, "__name__", repr(function))
+    _check_kind(function, role=role, name=name)
     config: type[Any] | None = None
     resources: dict[str, Any] = {}
     given: set[str] = set()
@@ -60,8 +70,9 @@ def read_function(function: Body, *, role: str, offered: Sequence[str]) -> UserF
         elif parameter.name in offered:
             given.add(parameter.name)
         elif parameter.name == "config":
-            config = annotation
+            config = _config_class(annotation, role=role, name=name)
         elif _is_resource(annotation):
+            _check_resource_name(parameter.name, annotation, role=role, name=name)
             resources[parameter.name] = annotation
         else:
             raise ConfigurationError(
@@ -101,8 +112,47 @@ def make_op(
     return dg.op(name=name, out=out, **options)(compute)
 
 
+def _check_kind(function: Body, *, role: str, name: str) -> None:
+    """Refuse what is called but does not return its result: nobody would ever run or read it."""
+    if not callable(function) or isinstance(function, dg.OpDefinition | dg.GraphDefinition | dg.AssetsDefinition):
+        raise ConfigurationError(
+            f"{role} is {function!r}, expected a plain function: it becomes the body of an op here.", field=role
+        )
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - a callable object
+    for kind, found in (
+        ("a generator", inspect.isgeneratorfunction),
+        ("async", inspect.iscoroutinefunction),
+        ("an async generator", inspect.isasyncgenfunction),
+    ):
+        if found(function) or found(called):
+            raise ConfigurationError(
+                f"{role} function {name!r} is {kind}. Expected a function that returns its result: its lease and its "
+                "paid calls end when it returns.",
+                field=role,
+            )
+
+
+def _config_class(annotation: object, *, role: str, name: str) -> type[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, dg.Config):
+        return annotation
+    raise ConfigurationError(
+        f"Parameter 'config' of {role} function {name!r} is annotated with {annotation!r}, expected a subclass of "
+        "dagster.Config.",
+        field=role,
+    )
+
+
+def _check_resource_name(parameter: str, annotation: object, *, role: str, name: str) -> None:
+    if parameter in RESERVED and annotation is not RESERVED[parameter]:
+        raise ConfigurationError(
+            f"Parameter {parameter!r} of {role} function {name!r} is a resource; that name is taken by the library's "
+            "own ops. Give the resource another name.",
+            field=role,
+        )
+
+
 def _is_resource(annotation: object) -> bool:
     if isinstance(annotation, type):
-        return issubclass(annotation, dg.ConfigurableResource)
-    # dg.ResourceParam[...] is an Annotated type whose metadata Dagster reads.
-    return bool(getattr(annotation, "__metadata__", ()))
+        return issubclass(annotation, dg.ConfigurableResource | dg.ResourceDefinition)
+    # dg.ResourceParam[...] is an Annotated type with this metadata; other Annotated types are not resources.
+    return getattr(annotation, "__metadata__", None) == RESOURCE_PARAM

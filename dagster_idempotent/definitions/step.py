@@ -1,6 +1,6 @@
 """An op's work on a task: claim first, fail properly, and say in one sentence why it stops."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import NoReturn
@@ -19,12 +19,13 @@ from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import (
     CallInDoubt,
     CallInProgress,
+    CallNotSent,
+    CallRejected,
     DatabaseUnavailable,
     IdempotentError,
     LeaseBusy,
     LeaseLost,
     TaskClosed,
-    TaskHeld,
 )
 
 # How often an op waits for a busy task before it stops and says who holds it.
@@ -48,6 +49,7 @@ def working_on(
     claimed: Work | Task | None = None
     try:
         claimed = _claim(context, pipeline, TaskId(task_id), ledger, providers)
+        tag_run(context, claimed if isinstance(claimed, Task) else claimed.task)
         if isinstance(claimed, Task):
             yield claimed
             return
@@ -74,13 +76,22 @@ def _claim(
             Owner(context.run_id),
             is_finished=lambda owner: is_finished(context, owner),
             providers=providers,
-            backoff=tags.RETRY_NUMBER in context.run.tags,
+            backoff=not {tags.RETRY_NUMBER, tags.AUTOMATIC}.isdisjoint(context.run.tags),
         )
     except TaskClosed:
         task = get_task(database, pipeline.name, task_id)
         if task.status is TaskStatus.COMPLETED:
             return task
         raise
+
+
+def tag_run(context: dg.OpExecutionContext, task: Task) -> None:
+    """Make a run findable by its task, also one that starts in the middle and inherited no tags."""
+    found = {tags.PIPELINE: task.pipeline, tags.TASK_ID: task.task_id, tags.PERIOD: task.period_id}
+    if task.allocation_key is not None:
+        found[tags.ALLOCATION_KEY] = task.allocation_key
+    if any(context.run.tags.get(name) != value for name, value in found.items()):
+        context.instance.add_run_tags(context.run_id, found)
 
 
 def is_finished(context: dg.OpExecutionContext, owner: str) -> bool:
@@ -101,13 +112,12 @@ class _Failure:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        waits = (TaskHeld, LeaseLost, LeaseBusy, CallInProgress, CallInDoubt, DatabaseUnavailable, GeneratorExit)
-        if kind is not None and not issubclass(kind, waits):
-            self._work.fail(f"{kind.__name__}: {error}")
+        if error is not None:
+            self._work.fail_with(error)
 
 
 def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Task | None = None) -> NoReturn:
-    """Raise what makes Dagster do the right thing about an error: wait, fail for good, or fail for now."""
+    """Raise what makes Dagster do the right thing about an error: wait, fail for now, or fail for good."""
     match error:
         case LeaseBusy() | CallInProgress() | CallInDoubt() if error.retry_after is not None:
             if context.retry_number < MAX_WAITS:
@@ -115,22 +125,25 @@ def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Ta
                 waits = f"wait {context.retry_number + 1} of {MAX_WAITS}"
                 context.log.info("%s Waiting %.1f s (%s).", error.message, seconds, waits)
                 raise dg.RetryRequested(max_retries=MAX_WAITS, seconds_to_wait=seconds) from error
-            if isinstance(error, CallInDoubt) and isinstance(work, Work):
-                work.hold(HeldFor.IN_DOUBT, error.message)
+            if isinstance(error, CallInDoubt):
+                if isinstance(work, Work):
+                    work.hold(HeldFor.IN_DOUBT, error.message)
                 stop_retries(context)
             raise _failure(error) from error
-        case TaskHeld() | CallInDoubt() | TaskClosed():
+        case LeaseBusy() | CallInProgress() | LeaseLost():
+            # Another run is at work; this run's automatic retry comes later and may find it done.
+            raise _failure(error) from error
+        case CallRejected() | CallNotSent() | DatabaseUnavailable():
+            raise _failure(error, allow_retries=True) from error
+        case _:
+            # A decision, a setting or other code is needed: a retry would only use up attempts.
             stop_retries(context)
             raise _failure(error) from error
-        case DatabaseUnavailable():
-            raise dg.Failure(error.message, metadata=metadata.of_error(error), allow_retries=True) from error
-        case _:
-            raise _failure(error) from error
 
 
-def _failure(error: IdempotentError) -> dg.Failure:
+def _failure(error: IdempotentError, *, allow_retries: bool = False) -> dg.Failure:
     facts = {"error": type(error).__name__, **metadata.of_error(error)}
-    return dg.Failure(error.message, metadata=facts, allow_retries=False)
+    return dg.Failure(error.message, metadata=facts, allow_retries=allow_retries)
 
 
 def stop_retries(context: dg.OpExecutionContext) -> None:
@@ -139,17 +152,26 @@ def stop_retries(context: dg.OpExecutionContext) -> None:
     The run's own setting is kept in a tag of ours, with the run's id: a re-execution inherits both, and its first op
     puts the setting back.
     """
-    kept = context.run.tags.get(tags.MAX_RETRIES)
-    value = str(context.instance.run_retries_max_retries) if kept is None else kept
+    run_tags = _current_tags(context)
+    _, _, kept = run_tags.get(tags.KEPT_MAX_RETRIES, "").partition(":")
+    own = run_tags.get(tags.MAX_RETRIES, str(context.instance.run_retries_max_retries))
     context.instance.add_run_tags(
-        context.run_id, {tags.MAX_RETRIES: "0", tags.KEPT_MAX_RETRIES: f"{context.run_id}:{value}"}
+        context.run_id, {tags.MAX_RETRIES: "0", tags.KEPT_MAX_RETRIES: f"{context.run_id}:{kept or own}"}
     )
 
 
 def restore_retries(context: dg.OpExecutionContext) -> None:
     """Put back the retry setting that an earlier run of this task took away from itself."""
-    run_id, _, value = context.run.tags.get(tags.KEPT_MAX_RETRIES, "").partition(":")
-    if value and run_id != context.run_id and context.run.tags.get(tags.MAX_RETRIES) == "0":
+    if tags.KEPT_MAX_RETRIES not in context.run.tags:
+        return
+    run_id, _, value = _current_tags(context).get(tags.KEPT_MAX_RETRIES, "").partition(":")
+    if value and run_id != context.run_id:
         context.instance.add_run_tags(
             context.run_id, {tags.MAX_RETRIES: value, tags.KEPT_MAX_RETRIES: f"{context.run_id}:"}
         )
+
+
+def _current_tags(context: dg.OpExecutionContext) -> Mapping[str, str]:
+    """Return the run's tags as stored: a context keeps those with which its process started."""
+    run = context.instance.get_run_by_id(context.run_id)
+    return context.run.tags if run is None else run.tags

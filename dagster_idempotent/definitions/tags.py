@@ -8,6 +8,8 @@ VERSION = f"{PREFIX}/version"
 TASK_ID = f"{PREFIX}/task_id"
 PERIOD = f"{PREFIX}/period"
 PIPELINE = f"{PREFIX}/pipeline"
+# Launched by the task sensor: such a claim waits for the backoff.
+AUTOMATIC = f"{PREFIX}/automatic"
 # "<run id>:<value>", while a hold keeps automatic retries from spinning.
 KEPT_MAX_RETRIES = f"{PREFIX}/kept_max_retries"
 
@@ -15,3 +17,5 @@ MAX_RETRIES = "dagster/max_retries"
 RETRY_NUMBER = "dagster/retry_number"
 TICK_TIME = ".dagster/scheduled_execution_time"
 RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+PARTITION = "dagster/partition"

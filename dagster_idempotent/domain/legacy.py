@@ -39,6 +39,7 @@ class Verdict(StrEnum):
     UNKNOWN_CURRENCY = "unknown_currency"
     INVALID_AMOUNT = "invalid_amount"
     COST_MISMATCH = "cost_mismatch"
+    UNCLEAR_COST = "unclear_cost"
     UNSAFE_PATH = "unsafe_path"
     MISSING_FILE = "missing_file"
     HASH_MISMATCH = "hash_mismatch"
@@ -63,6 +64,7 @@ REASONS: Mapping[Verdict, str] = MappingProxyType(
         Verdict.UNKNOWN_CURRENCY: "a cost has no currency, or one that nobody declared",
         Verdict.INVALID_AMOUNT: "a cost is negative or cannot be kept exactly",
         Verdict.COST_MISMATCH: "its total cost is not the sum of its calls",
+        Verdict.UNCLEAR_COST: "a call has a cost, but was refused or has no known outcome",
         Verdict.UNSAFE_PATH: "a file is named by a path that leaves the record's directory",
         Verdict.MISSING_FILE: "a file that it lists is not there",
         Verdict.HASH_MISMATCH: "a file is not the one that was hashed",

@@ -217,11 +217,22 @@ def _call(call: LegacyCall, submission: int, excerpt: str, rules: Rules) -> Plan
         state=state,
         provider=call.provider,
         remote_ref=call.remote_reference,
-        cost=None if call.cost is None else _money(call.cost, rules),
+        cost=_cost(call, state, rules),
         sent_at=None if call.sent_at is None else _utc(call.sent_at, "sent_at"),
         finished_at=None if call.finished_at is None else _utc(call.finished_at, "finished_at"),
         excerpt=excerpt,
     )
+
+
+def _cost(call: LegacyCall, state: SubmissionState, rules: Rules) -> Money | None:
+    cost = None if call.cost is None else _money(call.cost, rules)
+    if cost is None or state in (SubmissionState.SUCCEEDED, SubmissionState.FAILED):
+        return cost
+    if cost.amount:
+        found = f"call {call.name!r} cost {cost}, but is {call.status}"
+        told = "" if state is SubmissionState.IN_DOUBT else " and has no remote reference of what was paid for"
+        raise _RefusedError(Verdict.UNCLEAR_COST, found + told)
+    return None
 
 
 def _with_total(record: LegacyRecord, calls: list[PlannedCall], rules: Rules) -> list[PlannedCall]:

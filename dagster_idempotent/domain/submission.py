@@ -94,6 +94,8 @@ class Submission:
     error: str | None
     intended_at: datetime
     settled_at: datetime | None
+    # An operator's "send again, it may charge twice": another submission may follow this abandoned one.
+    resend_allowed: bool = False
 
     @property
     def expired(self) -> bool:
@@ -153,7 +155,7 @@ def next_step(submissions: Sequence[Submission], fingerprint: Fingerprint, *, ca
         case S.IN_DOUBT:
             return Step.RECONCILE
         case S.ABANDONED:
-            return Step.STOP_ABANDONED
+            return Step.SEND if current.resend_allowed else Step.STOP_ABANDONED
         case S.NOT_SENT | S.REJECTED | S.FAILED:
             return Step.SEND
 

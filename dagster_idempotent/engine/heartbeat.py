@@ -12,9 +12,10 @@ from uuid import UUID
 
 import psycopg
 
+from dagster_idempotent.domain.outbox import Deliverer
 from dagster_idempotent.domain.task import Lease
 from dagster_idempotent.errors import StoreError
-from dagster_idempotent.store import leases, submissions
+from dagster_idempotent.store import leases, outbox, submissions
 from dagster_idempotent.store.database import Connection, Database
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ LONGEST_LOCK_WAIT = timedelta(seconds=1)
 class Beat:
     """Something to renew; `lost` once the ledger said that there is nothing left to renew."""
 
-    what: Lease | UUID
+    what: Lease | UUID | Deliverer
     every: float
     due: float
     lost: bool = False
@@ -48,8 +49,8 @@ class Heartbeat:
         self._pid = os.getpid()
 
     @contextmanager
-    def renewing(self, what: Lease | UUID, length: timedelta) -> Generator[Beat]:
-        """Renew a lease, or the sender of a submission, until the block is left."""
+    def renewing(self, what: Lease | UUID | Deliverer, length: timedelta) -> Generator[Beat]:
+        """Renew a lease, or the sender of a submission or of a delivery, until the block is left."""
         every = length.total_seconds() / RENEWALS_PER_LEASE
         beat = Beat(what=what, every=every, due=time.monotonic() + every)
         self._leave_parent()
@@ -129,3 +130,5 @@ def _renew(connection: Connection, due: list[Beat]) -> None:
     for beat in due:
         if isinstance(beat.what, Lease):
             beat.lost = leases.renew(connection, beat.what) is None
+        elif isinstance(beat.what, Deliverer):
+            beat.lost = not outbox.renew_delivery(connection, beat.what.sender)

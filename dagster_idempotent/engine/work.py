@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, assert_never
 
 from pydantic import BaseModel
 
@@ -17,6 +17,7 @@ from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.heartbeat import Beat, Heartbeat
 from dagster_idempotent.engine.reconciliation import AnyProvider, reconcile_task
+from dagster_idempotent.engine.retry_policy import Verdict, rule_of
 from dagster_idempotent.errors import ConfigurationError, LeaseBusy, LeaseLost, TaskClosed, TaskHeld
 from dagster_idempotent.store import leases
 from dagster_idempotent.store.database import Database
@@ -50,6 +51,23 @@ class Work:
         """Store why this attempt failed and when the next is due; return whether the lease still held."""
         delay = self.pipeline.backoff.delay(self.attempt, random.random())  # noqa: S311 - spreads load, hides nothing
         return self.database.run(lambda c: leases.fail(c, self.lease, error=error, delay=delay, final=final))
+
+    def fail_with(self, error: BaseException) -> Verdict:
+        """Store what `error` means for the task: see `retry_policy.RULES`; a lost lease writes nothing."""
+        text = f"{type(error).__name__}: {error}"
+        verdict = rule_of(error).verdict
+        match verdict:
+            case Verdict.AGAIN:
+                self.fail(text)
+            case Verdict.DEAD_LETTER:
+                self.fail(text, final=True)
+            case Verdict.HOLD:
+                self.database.run(lambda c: leases.hold(c, self.lease, held_for=HeldFor.GATE, error=text))
+            case Verdict.LEAVE:
+                pass
+            case _:
+                assert_never(verdict)
+        return verdict
 
     def hold(self, held_for: HeldFor, reason: str) -> None:
         """Put the task on hold; raises LeaseLost where it is not ours any more."""

@@ -5,6 +5,7 @@ from typing import Any, NoReturn, cast
 
 from dagster_idempotent.errors import ConfigurationError
 
+_KNOWN = frozenset({"openai", "anthropic", "stripe", "httpx", "httpx2", "requests"})
 _ADVICE = "Nothing was sent. Build the client by this library's own function for it"
 
 
@@ -20,7 +21,7 @@ def refuse_hidden_retries(client: object) -> None:
         )
     owner = _package(client)
     match owner:
-        case "google":
+        case "google.genai":
             _refuse(
                 "A client of google-genai is given. Its asynchronous side goes out through aiohttp, past a guarded "
                 "HTTP client, so that it could only be half covered"
@@ -76,8 +77,10 @@ def _is_ours(part: object) -> bool:
 
 def _package(client: object) -> str:
     for kind in type(client).__mro__:
+        if f"{kind.__module__}.".startswith("google.genai."):
+            return "google.genai"
         name = kind.__module__.partition(".")[0]
-        if name in {"openai", "anthropic", "stripe", "httpx", "httpx2", "requests", "google"}:
+        if name in _KNOWN:
             return name
     return type(client).__module__
 

@@ -1,5 +1,6 @@
 """Any HTTP API as a provider: one send, classified by what is known of the API, its answer kept as it came."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -35,13 +36,18 @@ _OWN_HEADERS = frozenset(
 )
 
 
+_MISTAKES = (ArithmeticError, AttributeError, ConfigurationError, LookupError, TypeError, ValueError)
+logger = logging.getLogger(__name__)
+
+
 class HttpProvider:
     """Sends the HTTP requests of an SDK to one API, each once.
 
     Building one reads no credential. `api_key_variable` names the environment variable that holds it; with none, the
     headers that the caller set go out as they are. Requests to another origin than `base_url` are refused, so that
-    the credential goes nowhere else. `find` looks a request up, exactly, by its keys; without it a lost answer waits
-    for a person, or for a resend where the profile has a key window. An answer above `max_answer` bytes is not kept:
+    the credential goes nowhere else. `find` looks a request up, exactly, by its keys, and gives the answer in the form
+    that was asked for, made by `HttpAnswer.to_store`; without it a lost answer waits for a person, or for a resend
+    where the profile has a key window. An answer above `max_answer` bytes is not kept:
     the call is then in doubt and names the provider's reference. `cost_of` is given request and answer; `estimate`
     the request: its upper bound.
     """
@@ -139,9 +145,7 @@ class HttpProvider:
         )
         outcome = classify(self.profile, result, path=request.parts.path)
         if isinstance(outcome, Succeeded):
-            if self._cost_of is None:
-                return outcome
-            return replace(outcome, cost=self._cost_of(request, HttpAnswer.stored(outcome.answer)))
+            return replace(outcome, cost=self._cost(request, HttpAnswer.stored(outcome.answer)))
         return _without(outcome, secret)
 
     def unpaid(self, request: HttpRequest) -> HttpAnswer | str:
@@ -167,6 +171,16 @@ class HttpProvider:
         body = stored.json_object()
         text = None if body is None else self.profile.text_of(body)
         return stored.readable() if text is None else text
+
+    def _cost(self, request: HttpRequest, answer: HttpAnswer) -> Money | None:
+        if self._cost_of is None:
+            return None
+        try:
+            return self._cost_of(request, answer)
+        except _MISTAKES as error:
+            # The answer is paid for and in hand: a mistake in a price must not lose it.
+            logger.warning("http_provider.cost_unknown", extra={"provider": self.name, "reason": repr(error)})
+            return None
 
     def _check_origin(self, request: HttpRequest) -> None:
         if self.base_url is None:

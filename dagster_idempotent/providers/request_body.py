@@ -59,23 +59,14 @@ def _parts(body: bytes, boundary: bytes) -> Iterator[Mapping[str, object]]:
 
 
 def _part(head: bytes, content: bytes) -> Mapping[str, object]:
-    fields = Message()
-    for line in head.decode("utf-8", "replace").split("\r\n"):
-        name, colon, value = line.partition(":")
-        if colon:
-            fields[name.strip()] = value.strip()
-    filename = fields.get_filename()
-    name = fields.get_param("name", header="content-disposition")
-    described: dict[str, object] = {"name": name if isinstance(name, str) else ""}
-    if filename is None:
+    # The head as it is: reading names out of it would make one of two that differ by a blank or a quote.
+    described = {"head": head.removeprefix(b"\r\n").decode("utf-8", "backslashreplace").split("\r\n")}
+    if b"filename" not in head.lower():
         try:
             return {**described, "value": content.decode()}
         except UnicodeDecodeError:
             pass  # a field of bytes is told apart by its hash
-    else:
-        described["filename"] = filename
-    kind = fields.get_content_type() if "content-type" in fields else ""
-    return {**described, "type": kind, "sha256": sha256(content).hexdigest(), "size": len(content)}
+    return {**described, "sha256": sha256(content).hexdigest(), "size": len(content)}
 
 
 def _header(content_type: str) -> Message:

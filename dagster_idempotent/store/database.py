@@ -95,7 +95,7 @@ class Database:
             except psycopg.Error as error:
                 if error.sqlstate in RETRYABLE_SQLSTATES and retries < MAX_RETRIES:
                     retries += 1
-                elif not _is_lost(error):
+                elif not is_lost(error):
                     raise
                 elif time.monotonic() + pause > deadline:
                     raise self._unavailable(error, wait) from error
@@ -165,7 +165,8 @@ def describe(url: str) -> str:
     return f"{parts.get('host', 'the default host')}/{parts.get('dbname', 'the default database')}"
 
 
-def _is_lost(error: psycopg.Error) -> bool:
+def is_lost(error: psycopg.Error) -> bool:
+    """Whether the server or the connection went away: a commit may or may not have happened."""
     return error.sqlstate in LOST_SQLSTATES or (error.sqlstate is None and isinstance(error, psycopg.OperationalError))
 
 

@@ -64,6 +64,7 @@ def submission_of(row: Row) -> Submission:
         error=row["error"],
         intended_at=row["intended_at"],
         settled_at=row["settled_at"],
+        resend_allowed=row["resend_allowed"],
     )
 
 

@@ -32,6 +32,8 @@ SCHEMA = "dagster_idempotent"
 # The parts of each migration in the order in which they run.
 _PARTS = {
     "0001": ("tables", "triggers", "work", "sending"),
+    "0002": ("tables", "calls", "tasks", "money", "retention"),
+    "0003": ("outbox",),
     "0004": ("legacy",),
 }
 # Any fixed number will do: it must only be the same in every version of this library.

@@ -1,16 +1,43 @@
-"""A command line run as its users run it: exit code, stdout and stderr apart."""
+"""A command line run as its users run it, and paid work made through the guard for it to look at."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
+from pydantic import BaseModel
 
 from dagster_idempotent.cli import main
+from dagster_idempotent.domain.identity import Identity
+from dagster_idempotent.domain.money import Budget, Money
+from dagster_idempotent.domain.pipeline import Pipeline
+from dagster_idempotent.domain.task import Owner, TaskStatus
+from dagster_idempotent.engine import stages
+from dagster_idempotent.engine.allocator import Allocator, get_task
+from dagster_idempotent.engine.calls import Calls
+from dagster_idempotent.engine.heartbeat import Heartbeat
+from dagster_idempotent.engine.work import claim
+from dagster_idempotent.errors import CallError, IdempotentError, TaskClosed
+from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
+from dagster_idempotent.store.database import Database
+from dagster_idempotent.testing.metered_provider import MeteredProvider
+
+KEY = "METERED_PROVIDER_KEY"
+CONSOLE = {"Authorization": "Bearer sk-made-up"}
+MONDAY = datetime(2026, 8, 3, tzinfo=UTC)
+
+
+class Digest(BaseModel):
+    title: str
+    highlights: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +46,148 @@ class Transcript:
     out: str
     err: str
 
-    def json(self) -> Any:  # noqa: ANN401 - whatever the command prints
+    def json(self) -> Any:
         return json.loads(self.out)
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """A pipeline whose tasks make one paid call, `summary`, at the metered provider."""
+
+    ledger: Database
+    metered: MeteredProvider
+    gate: Any = None
+    budget: Budget | None = None
+    max_attempts: int = 5
+    look_up: bool = False
+    settle_delay: timedelta = timedelta(milliseconds=10)
+    runs: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pipeline(self) -> Pipeline[Any]:
+        return Pipeline(
+            "weekly_digest",
+            output=Digest,
+            sender_lease="600ms",
+            send_window="400ms",
+            approval=self.gate,
+            budget=self.budget,
+            max_attempts=self.max_attempts,
+        )
+
+    @property
+    def provider(self) -> ChatCompletionsProvider:
+        return ChatCompletionsProvider(
+            base_url=self.metered.base_url,
+            api_key_variable=KEY,
+            look_up_path="/lookup" if self.look_up else None,
+            settle_delay=self.settle_delay,
+            cost_of=lambda _: Money.parse("0.02 USD"),
+            upper_bound=Money.parse("0.05 USD"),
+        )
+
+    def allocate(self, subject: str = "acme") -> str:
+        identity = Identity(pipeline="weekly_digest", subject=subject, scheduled_at=MONDAY)
+        launch = {"job": "weekly_digest_job", "partition_key": "2026-08-03", "ops": {}}
+        return Allocator(self.ledger).allocate(self.pipeline, identity, launch=launch).task_id
+
+    def run(self, task_id: str, *, prompt: str = "hello", channels: dict[str, bool] | None = None) -> str:
+        """Run the task as a Dagster run would; return its status, or the kind of error that stopped it."""
+        self.runs += 1
+        owner = Owner(f"run-{self.runs}")
+        request = {
+            "model": "m",
+            "messages": [{"role": "user", "content": prompt}],
+            "response_format": {"type": "json_object"},
+        }
+        try:
+            work = claim(
+                self.ledger,
+                Heartbeat(self.ledger),
+                self.pipeline,
+                task_id,
+                owner,
+                is_finished=lambda _: True,
+                providers=[self.provider],
+            )
+            with work.renewed():
+                stages.collect(work, lambda: b"raw")
+                try:
+                    digest = Calls(work, self.provider).ask("summary", request, accept=Digest)
+                except CallError as error:
+                    work.fail(error.message)
+                    raise
+                stages.persist(work, digest, dagster_run_id=owner, channels=channels or {})
+        except TaskClosed:
+            pass
+        except IdempotentError as error:
+            return type(error).__name__
+        return self.status(task_id)
+
+    def doubtful(self, subject: str = "acme") -> str:
+        """Make a task whose call was accepted and charged, and whose answer was lost."""
+        task_id = self.allocate(subject)
+        self.metered.fault("accept_then_drop")
+        assert self.run(task_id) == "CallInDoubt"
+        return task_id
+
+    def never_arrived(self, subject: str = "acme") -> str:
+        """Make a task whose call was dropped before the provider took it in."""
+        task_id = self.allocate(subject)
+        self.metered.fault("drop_before_accepting")
+        assert self.run(task_id) == "CallInDoubt"
+        return task_id
+
+    def settled_down(self, task_id: str) -> str:
+        """Wait until no request of the task can land any more; return the task."""
+        self.wait(
+            lambda: self.query(
+                "SELECT bool_and(sender_expires_at + settle_delay <= clock_timestamp()) AS done "
+                "FROM dagster_idempotent.submissions WHERE task_id = %s",
+                task_id,
+            )[0]["done"]
+        )
+        return task_id
+
+    def dead(self, subject: str = "acme") -> str:
+        """Make a task whose attempts are spent."""
+        task_id = self.allocate(subject)
+        self.metered.fault("status", times=None, status=422)
+        while self.status(task_id) != "dead":
+            self.run(task_id)
+        self.metered.clear_faults()
+        return task_id
+
+    def status(self, task_id: str) -> str:
+        status: TaskStatus = get_task(self.ledger, "weekly_digest", task_id).status  # type: ignore[arg-type]
+        return str(status)
+
+    def query(self, text: Any, *parameters: object) -> list[dict[str, Any]]:
+        return self.ledger.run(lambda c: c.execute(text, parameters).fetchall())
+
+    def console(self, idempotency_key: str) -> list[dict[str, Any]]:
+        """What the provider's own console shows of a key, whatever it offers to programs."""
+        self.metered.configure(lookup=True)
+        answer = httpx.get(
+            f"{self.metered.base_url}/lookup",
+            params={"client_reference": idempotency_key},
+            headers=CONSOLE,
+        )
+        return answer.json()["requests"]
+
+    def wait(self, condition: Callable[[], object], *, patience: float = 30.0) -> None:
+        deadline = time.monotonic() + patience
+        pause = threading.Event()
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
+            pause.wait(0.01)
+
+
+@pytest.fixture
+def world(ledger: Database, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv(KEY, "sk-made-up")
+    yield World(ledger=ledger, metered=metered_provider)
 
 
 Run = Callable[..., Transcript]
@@ -32,8 +199,8 @@ def cli(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     parts = conninfo_to_dict(ledger_url)
     monkeypatch.setenv("DAGSTER_IDEMPOTENT_POSTGRES_URL", f"postgresql:///?{urlencode(parts)}")
 
-    def run(*arguments: str, env: dict[str, str] | None = None) -> Transcript:
-        result = CliRunner().invoke(main, list(arguments), env=env, prog_name="dagster-idempotent")
+    def run(*arguments: str, env: dict[str, str] | None = None, given: bytes | None = None) -> Transcript:
+        result = CliRunner().invoke(main, list(arguments), env=env, input=given, prog_name="dagster-idempotent")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Transcript(code=result.exit_code, out=result.stdout, err=result.stderr)

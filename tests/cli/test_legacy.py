@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
-from dagster_idempotent.cli.legacy import command
+from dagster_idempotent.cli import main
 from dagster_idempotent.domain.legacy import REASONS, Verdict
 
 Run = Callable[..., Result]
@@ -19,9 +19,9 @@ WHO = ("--pipeline", "weekly_digest", "--actor", "ada", "--reason", "history")
 def run(ledger_url: str) -> Run:
     def do(*arguments: str) -> Result:
         result = CliRunner().invoke(
-            command,
-            list(arguments),
-            prog_name="legacy",
+            main,
+            ["legacy", *arguments],
+            prog_name="dagster-idempotent",
             env={"DAGSTER_IDEMPOTENT_POSTGRES_URL": ledger_url},
         )
         if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -63,9 +63,7 @@ def summarise(
     return answer
 
 
-def summarise_blind(
-    context: dg.OpExecutionContext, raw: Raw, blind_model: GuardedChatCompletionsResource
-) -> Digest:
+def summarise_blind(context: dg.OpExecutionContext, raw: Raw, blind_model: GuardedChatCompletionsResource) -> Digest:
     """Ask a model that cannot look a request up."""
     request = _request(raw.text())
     return blind_model.get_calls(context).ask("summary", request, accept=Digest)
@@ -76,9 +74,7 @@ tenant_weeks = by_subject(weeks, ["acme", "globex"])
 channels = {"file": FileChannel(os.environ.get("TEST_FOLDER", "."))}
 
 weekly = paid("weekly_digest")
-weekly_job = idempotent_job(
-    weekly, collect=collect, transform=summarise, partitions_def=tenant_weeks, deliver=channels
-)
+weekly_job = idempotent_job(weekly, collect=collect, transform=summarise, partitions_def=tenant_weeks, deliver=channels)
 weekly_retried_job = idempotent_job(
     weekly,
     name="weekly_digest_with_op_retries",

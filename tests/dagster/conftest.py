@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, os.fspath(Path(__file__).parent))
 
 import real_dagster
+
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 # What Dagster says about itself, not about us.
@@ -18,15 +19,14 @@ DAGSTERS_OWN = (
     "ignore:Property `ScheduleDefinition.environment_vars` is deprecated",
     "ignore:Function `JobDefinition.run_request_for_partition` is deprecated",
     "ignore:InitResourceContext.dagster_run is deprecated",
+    "ignore:Function `AssetSelection.sources` is deprecated",
     "ignore:Non-compliant tag keys like .'dagster/partition/",
 )
-SECRET = "sk-never-to-be-written-anywhere"
+SECRET = "sk-never-to-be-written-anywhere"  # noqa: S105 - only the metered provider takes it
 
 
 @pytest.fixture
-def folder(
-    tmp_path: Path, ledger_url: str, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def folder(tmp_path: Path, ledger_url: str, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the folder that the code location writes to, with its environment set."""
     place = tmp_path / "place"
     place.mkdir()
@@ -38,15 +38,21 @@ def folder(
 
 
 @pytest.fixture
-def start_dagster(
-    folder: Path, tmp_path: Path
-) -> Callable[..., AbstractContextManager[real_dagster.Dagster]]:
-    """Start a deployment with other settings than the usual ones."""
-    return lambda **settings: real_dagster.deployment(tmp_path / "home", **settings)
+def secret() -> str:
+    """Give the credential that the runs hold."""
+    return SECRET
 
 
 @pytest.fixture
-def dagster(start_dagster: Callable[..., AbstractContextManager[real_dagster.Dagster]]) -> Iterator[real_dagster.Dagster]:
+def start_dagster(folder: Path) -> Callable[..., AbstractContextManager[real_dagster.Dagster]]:
+    """Start a deployment with other settings than the usual ones."""
+    return lambda **settings: real_dagster.deployment(folder.with_name("home"), **settings)
+
+
+@pytest.fixture
+def dagster(
+    start_dagster: Callable[..., AbstractContextManager[real_dagster.Dagster]],
+) -> Iterator[real_dagster.Dagster]:
     """Start a deployment with one code location."""
     with start_dagster() as started:
         yield started

@@ -5,9 +5,13 @@ The only place of this repository that imports private modules of Dagster.
 
 import logging
 import os
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,33 +53,52 @@ class Dagster:
 
     # What the daemons do.
 
-    def tick(
-        self, schedule: str, when: datetime, *, location: str = "first", crash: Mapping[str, Any] | None = None
-    ) -> None:
-        """Let the scheduler daemon evaluate what is due at `when`, the schedule being started a second earlier."""
-        with freeze_time(when.astimezone(UTC)):
-            self.start_schedule(schedule, location=location)
-        self.evaluate(schedule, when, crash=crash)
+    def tick(self, schedule: str, when: datetime, *, location: str = "first") -> None:
+        """Start a schedule at `when` and let the scheduler daemon evaluate it."""
+        self.start_schedule(schedule, when, location=location)
+        self.evaluate(when)
 
-    def start_schedule(self, schedule: str, *, location: str = "first") -> None:
-        self.instance.start_schedule(self._repository(location).get_schedule(schedule))
+    def start_schedule(self, schedule: str, when: datetime, *, location: str = "first") -> None:
+        with freeze_time(when.astimezone(UTC)):
+            self.instance.start_schedule(self._repository(location).get_schedule(schedule))
 
     def stop_schedule(self, schedule: str, *, location: str = "first") -> None:
         found = self._repository(location).get_schedule(schedule)
         self.instance.stop_schedule(found.get_remote_origin_id(), found.selector_id, found)
 
-    def evaluate(self, schedule: str, when: datetime, *, crash: Mapping[str, Any] | None = None) -> None:
-        """Run one iteration of the scheduler daemon's loop at `when`, with a memory of its own."""
-        flags = None if crash is None else {schedule: crash}
-        with freeze_time(when.astimezone(UTC)):
-            for error in launch_scheduled_runs(
-                self.workspace, QUIET, when.astimezone(UTC), iteration_times={}, debug_crash_flags=flags
-            ):
-                assert error is None, error
+    def evaluate(self, when: datetime) -> None:
+        """Run one iteration of the scheduler daemon's loop at `when`, by a daemon that has just been started."""
+        _evaluate(self.workspace, when)
+        self.work_off_queue()
+
+    def evaluate_and_die(self, schedule: str, when: datetime, window: str) -> None:
+        """Let another scheduler daemon evaluate a schedule and be killed where Dagster says `window`."""
+        command = [sys.executable, __file__, self.instance.root_directory, schedule, when.isoformat(), window]
+        assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+
+    def evaluate_together(self, when: datetime, daemons: int) -> None:
+        """Let several scheduler daemons evaluate the same tick at the same time."""
+        barrier = threading.Barrier(daemons)
+        with freeze_time(when.astimezone(UTC)), ThreadPoolExecutor(daemons) as pool:
+
+            def daemon() -> None:
+                barrier.wait()
+                _iterate(self.workspace, when)
+
+            for each in [pool.submit(daemon) for _ in range(daemons)]:
+                each.result()
+        self.work_off_queue()
+
+    def work_off_queue(self) -> None:
+        """Launch what is queued, one run after the other, as the daemon of the queue does."""
+        for run in self.runs():
+            if run.status is dg.DagsterRunStatus.QUEUED:
+                self.instance.launch_run(run.run_id, self.workspace.create_request_context())
 
     def retry_failed_runs(self) -> None:
         """Run one iteration of the daemon that retries failed runs."""
         list(consume_new_runs_for_automatic_reexecution(self.workspace, self.instance.get_run_records(), QUIET))
+        self.work_off_queue()
 
     def backfill(self, params: Mapping[str, Any]) -> str:
         """Start a backfill as its page does, and let the backfill daemon finish it."""
@@ -86,10 +109,11 @@ class Dagster:
         for _ in range(20):
             for error in execute_backfill_iteration(self.workspace, QUIET):
                 assert error is None, error
+            self.work_off_queue()
             backfill = self.instance.get_backfill(backfill_id)
             if backfill is not None and backfill.status.value.startswith(("COMPLETED", "FAILED", "CANCELED")):
                 return backfill_id
-        raise AssertionError(f"the backfill {backfill_id} did not end")
+        raise AssertionError(f"the backfill {backfill_id} did not end: {backfill}")
 
     def backfill_job(self, job: str, partitions: Sequence[str], *, location: str = "first", **more: Any) -> str:
         repository = {"repositoryLocationName": location, "repositoryName": REPOSITORY}
@@ -196,6 +220,7 @@ class Dagster:
 
     def _launched(self, answer: Mapping[str, Any]) -> dg.DagsterRun:
         assert answer["__typename"] == "LaunchRunSuccess", answer
+        self.work_off_queue()
         return self.run(answer["run"]["runId"])
 
 
@@ -210,12 +235,27 @@ def deployment(
     with ExitStack() as stack:
         home.mkdir(exist_ok=True)
         instance = stack.enter_context(
-            instance_for_test(overrides=overrides, temp_dir=str(home), synchronous_run_coordinator=True, synchronous_run_launcher=not processes)
+            instance_for_test(overrides=overrides, temp_dir=str(home), synchronous_run_launcher=not processes)
         )
-        origins = [_origin(name) for name in locations]
-        target = InProcessWorkspaceLoadTarget(origins)
-        workspace = stack.enter_context(create_test_daemon_workspace_context(target, instance))
+        workspace = stack.enter_context(_workspace(instance, locations))
         yield Dagster(instance=instance, workspace=workspace)
+
+
+def _workspace(instance: dg.DagsterInstance, locations: Sequence[str]) -> AbstractContextManager[Any]:
+    target = InProcessWorkspaceLoadTarget([_origin(name) for name in locations])
+    return create_test_daemon_workspace_context(target, instance)
+
+
+def _evaluate(workspace: Any, when: datetime, crash: Mapping[str, Any] | None = None) -> None:
+    with freeze_time(when.astimezone(UTC)):
+        _iterate(workspace, when, crash)
+
+
+def _iterate(workspace: Any, when: datetime, crash: Mapping[str, Any] | None = None) -> None:
+    for error in launch_scheduled_runs(
+        workspace, QUIET, when.astimezone(UTC), iteration_times={}, debug_crash_flags=crash
+    ):
+        assert error is None, error
 
 
 def _origin(name: str) -> InProcessCodeLocationOrigin:
@@ -231,3 +271,9 @@ def _selector(job: str, location: str) -> dict[str, str]:
 
 def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in tags.items()]
+
+
+if __name__ == "__main__":
+    home, schedule_name, instant, crash_window = sys.argv[1:]
+    with dg.DagsterInstance.from_config(home) as own, _workspace(own, ["first"]) as loaded:
+        _evaluate(loaded, datetime.fromisoformat(instant), {schedule_name: {crash_window: signal.SIGKILL}})

@@ -1,8 +1,6 @@
 """One key, one task, one charge, whatever launched the run (R37)."""
 
-import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,8 +27,6 @@ class Kind:
     name: str
     act: Callable[[Dagster, Path], None]
     runs: int = 1
-    job: str = "weekly_digest"
-    fails_first: bool = False
 
 
 def _order_failure(folder: Path) -> None:
@@ -49,7 +45,7 @@ def _tick(dagster: Dagster, _: Path) -> None:
 
 def _tick_evaluated_twice(dagster: Dagster, _: Path) -> None:
     dagster.tick("every_monday", MONDAY)
-    dagster.evaluate("every_monday", MONDAY)
+    dagster.evaluate(MONDAY)
 
 
 def _tick_of_a_schedule_created_again(dagster: Dagster, _: Path) -> None:
@@ -63,7 +59,7 @@ def _tick_of_a_schedule_created_again(dagster: Dagster, _: Path) -> None:
 
 def _late_duplicate(dagster: Dagster, _: Path) -> None:
     dagster.tick("every_monday", MONDAY)
-    dagster.evaluate("every_monday", datetime(2026, 8, 17, 9, tzinfo=UTC))
+    dagster.evaluate(datetime(2026, 8, 17, 9, tzinfo=UTC))
     dagster.launch("weekly_digest", partition=PARTITION)
 
 
@@ -132,7 +128,7 @@ KINDS = [
     Kind(name="schedule deleted and created again", act=_tick_of_a_schedule_created_again),
     Kind(name="late duplicate of an old tick", act=_late_duplicate, runs=2),
     Kind(name="automatic run retry", act=_automatic_run_retry, runs=2),
-    Kind(name="op retry", act=_op_retry, job="weekly_digest_with_op_retries"),
+    Kind(name="op retry", act=_op_retry),
     Kind(name="re-execute all steps", act=_reexecute_all, runs=2),
     Kind(name="re-execute from failure", act=_reexecute_from_failure, runs=2),
     Kind(name="re-execute selected steps", act=_reexecute_selected, runs=2),
@@ -157,9 +153,8 @@ def test_every_launch_of_a_partition_has_one_key_one_task_and_one_charge(
         assert len(runs) >= kind.runs
         _is_one_task(dagster, metered_provider)
 
-        # Whatever came first, the tick, the asset's page and a backfill find the same task.
+        # Whatever came first, another way finds the same task, and now it succeeds.
         dagster.materialise("weekly_digest_asset", PARTITION)
-        dagster.backfill_job("weekly_digest", [PARTITION])
         last = _is_one_task(dagster, metered_provider)
         assert last.status is dg.DagsterRunStatus.SUCCESS, dagster.failures(last)
 
@@ -181,12 +176,31 @@ def _is_one_task(dagster: Dagster, provider: MeteredProvider) -> dg.DagsterRun:
 
 
 @pytest.mark.parametrize("window", ["TICK_CREATED", "RUN_CREATED", "RUN_LAUNCHED"])
-def test_a_tick_resumed_after_a_crash_of_the_daemon_is_the_same_task(
+def test_a_tick_resumed_after_a_kill_of_the_daemon_is_the_same_task(
     window: str, dagster: Dagster, metered_provider: MeteredProvider
 ) -> None:
-    with pytest.raises(AssertionError, match="the daemon died"):
-        dagster.tick("every_monday", MONDAY, crash={window: RuntimeError("the daemon died")})
-    dagster.evaluate("every_monday", MONDAY)
+    dagster.start_schedule("every_monday", MONDAY)
+    dagster.evaluate_and_die("every_monday", MONDAY, window)
+    dagster.evaluate(MONDAY)
     _is_one_task(dagster, metered_provider)
     assert {run.status for run in dagster.runs()} == {dg.DagsterRunStatus.SUCCESS}
     assert metered_provider.charges == 2
+
+
+def test_two_daemons_on_one_tick_make_one_task(dagster: Dagster, metered_provider: MeteredProvider) -> None:
+    dagster.start_schedule("every_monday", MONDAY)
+    dagster.evaluate_together(MONDAY, daemons=2)
+    _is_one_task(dagster, metered_provider)
+    assert metered_provider.charges == 2
+
+
+def test_two_code_locations_with_one_pipeline_make_one_task(
+    start_dagster: START, metered_provider: MeteredProvider
+) -> None:
+    with start_dagster(locations=["first", "second"]) as dagster:
+        dagster.start_schedule("every_monday", MONDAY)
+        dagster.start_schedule("every_monday", MONDAY, location="second")
+        dagster.evaluate(MONDAY)
+        assert {run.tags["dagster/code_location"] for run in _runs_of(dagster)} == {"first", "second"}
+        _is_one_task(dagster, metered_provider)
+        assert metered_provider.charges == 2

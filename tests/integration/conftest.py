@@ -27,7 +27,7 @@ KEY = "METERED_PROVIDER_KEY"
 SECRET = "sk-very-secret-key"  # noqa: S105 - a made-up one
 MESSAGES: list[Any] = [{"role": "user", "content": "Fresh news"}]
 _numbers = itertools.count()
-Ask = Callable[[Exchange, HttpProvider], Any]
+Ask = Callable[[Exchange, HttpProvider], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +40,17 @@ class Sdk:
     streams: bool = False
 
 
-def _openai(stream: bool, **options: Any) -> Ask:
-    def ask(exchange: Exchange, provider: HttpProvider) -> Any:
+def _openai(*, stream: bool) -> Ask:
+    def ask(exchange: Exchange, provider: HttpProvider) -> object:
         with clients.openai_client(exchange, provider) as client:
-            answer = client.chat.completions.create(model="m", messages=MESSAGES, stream=stream, **options)
+            answer = client.chat.completions.create(model="m", messages=MESSAGES, stream=stream)
             return list(answer) if stream else answer
 
     return ask
 
 
-def _openai_responses(stream: bool) -> Ask:
-    def ask(exchange: Exchange, provider: HttpProvider) -> Any:
+def _openai_responses(*, stream: bool) -> Ask:
+    def ask(exchange: Exchange, provider: HttpProvider) -> object:
         with clients.openai_client(exchange, provider) as client:
             answer = client.responses.create(model="m", input="Fresh news", stream=stream)
             return list(answer) if stream else answer
@@ -58,8 +58,8 @@ def _openai_responses(stream: bool) -> Ask:
     return ask
 
 
-def _async_openai(exchange: Exchange, provider: HttpProvider) -> Any:
-    async def ask() -> Any:
+def _async_openai(exchange: Exchange, provider: HttpProvider) -> object:
+    async def ask() -> object:
         async with clients.async_openai_client(exchange, provider) as client:
             stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
             return [chunk async for chunk in stream]
@@ -67,8 +67,8 @@ def _async_openai(exchange: Exchange, provider: HttpProvider) -> Any:
     return asyncio.run(ask())
 
 
-def _anthropic(stream: bool) -> Ask:
-    def ask(exchange: Exchange, provider: HttpProvider) -> Any:
+def _anthropic(*, stream: bool) -> Ask:
+    def ask(exchange: Exchange, provider: HttpProvider) -> object:
         with clients.anthropic_client(exchange, provider) as client:
             answer = client.messages.create(model="m", max_tokens=9, messages=MESSAGES, stream=stream)
             return list(answer) if stream else answer
@@ -76,26 +76,26 @@ def _anthropic(stream: bool) -> Ask:
     return ask
 
 
-def _async_anthropic(exchange: Exchange, provider: HttpProvider) -> Any:
-    async def ask() -> Any:
+def _async_anthropic(exchange: Exchange, provider: HttpProvider) -> object:
+    async def ask() -> object:
         async with clients.async_anthropic_client(exchange, provider) as client:
             return await client.messages.create(model="m", max_tokens=9, messages=MESSAGES)
 
     return asyncio.run(ask())
 
 
-def _stripe(exchange: Exchange, provider: HttpProvider) -> Any:
+def _stripe(exchange: Exchange, provider: HttpProvider) -> object:
     client = clients.stripe_client(exchange, provider)
     return client.v1.payment_intents.create({"amount": 1200, "currency": "usd"}).to_dict()
 
 
-def _async_stripe(exchange: Exchange, provider: HttpProvider) -> Any:
+def _async_stripe(exchange: Exchange, provider: HttpProvider) -> object:
     client = clients.stripe_client(exchange, provider)
     return asyncio.run(client.v1.charges.create_async({"amount": 1200, "currency": "usd"})).to_dict()
 
 
 def _httpx(module: ModuleType, *, stream: bool = False) -> Ask:
-    def ask(exchange: Exchange, provider: HttpProvider) -> Any:
+    def ask(exchange: Exchange, provider: HttpProvider) -> object:
         with clients.httpx_client(exchange, provider, module) as client:
             body = {"model": "m", "messages": MESSAGES, "stream": stream}
             answer = client.post("/chat/completions", json=body)
@@ -104,8 +104,8 @@ def _httpx(module: ModuleType, *, stream: bool = False) -> Ask:
     return ask
 
 
-def _async_httpx(exchange: Exchange, provider: HttpProvider) -> Any:
-    async def ask() -> Any:
+def _async_httpx(exchange: Exchange, provider: HttpProvider) -> object:
+    async def ask() -> object:
         async with clients.async_httpx_client(exchange, provider, httpx2) as client:
             answer = await client.post("/chat/completions", json={"model": "m", "messages": MESSAGES})
             return answer.status_code, answer.headers, answer.content
@@ -113,7 +113,7 @@ def _async_httpx(exchange: Exchange, provider: HttpProvider) -> Any:
     return asyncio.run(ask())
 
 
-def _requests(exchange: Exchange, provider: HttpProvider) -> Any:
+def _requests(exchange: Exchange, provider: HttpProvider) -> object:
     with clients.requests_session(exchange, provider) as session:
         answer = session.post(f"{provider.base_url}/chat/completions", json={"model": "m", "messages": MESSAGES})
         return answer.status_code, answer.headers, answer.content
@@ -154,7 +154,7 @@ class Desk:
             **{"route": Route(read_timeout=timedelta(seconds=20)), **settings},
         )
 
-    def ask(self, sdk: str, call: str = "summary", provider: HttpProvider | None = None) -> Any:
+    def ask(self, sdk: str, call: str = "summary", provider: HttpProvider | None = None) -> object:
         """Ask by a new client, as a retried step would."""
         by = provider or self.provider(sdk)
         return SDKS[sdk].ask(exchange_of(self.work, by, call), by)

@@ -122,6 +122,9 @@ _AMBIGUOUS: dict[Verdict, Change] = {
         "calls": state["calls"][:1],
         "cost": {"amount": "99", "currency": "USD"},
     },
+    Verdict.UNCLEAR_COST: lambda _: {
+        "calls": [{"name": "c", "status": "unknown", "cost": {"amount": "1", "currency": "USD"}}]
+    },
     Verdict.UNSAFE_PATH: lambda _: {"media": [{"path": "../../secrets", "sha256": "0" * 64}]},
 }
 # What a record alone, or two of a folder, can be refused for.

@@ -24,6 +24,7 @@ from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.engine.legacy_check import check_import
 from dagster_idempotent.engine.legacy_import import map_task
+from dagster_idempotent.engine.verify import verify
 from dagster_idempotent.errors import ConfigurationError, IdentityConflict, TaskNotFound
 
 if TYPE_CHECKING:
@@ -125,6 +126,13 @@ def test_costs_and_counters_agree_after_an_import(mixed: "Legacy") -> None:
         assert {row["currency"]: row["total"] for row in counted} == {row["currency"]: row["total"] for row in booked}
 
 
+def test_the_ledger_verifies_after_an_import(mixed: "Legacy") -> None:
+    mixed.run()
+    found = verify(mixed.ledger)
+    assert found.findings == []
+    assert found.totals["remote_references"] == 2 * RIGHT
+
+
 def test_records_of_one_week_are_numbered_by_completion_then_by_name(legacy: "Legacy") -> None:
     for name, hour in (("2020-W02-z", 1), ("2020-W02-a", 3), ("2020-W02-m", 2), ("2020-W02-b", 3)):
         legacy.folder.record(0, name=name, key=name, scheduled_at=..., completed_at=f"2020-01-07T0{hour}:00:00Z")
@@ -222,6 +230,7 @@ def test_an_old_call_of_unknown_outcome_is_in_doubt_and_holds_an_unfinished_task
     legacy.folder.record(2, status="failed", calls=failed)
     legacy.folder.record(3, status="completed", calls=doubt)
     legacy.run()
+    assert verify(legacy.ledger).findings == []
     rows = legacy.sql.execute(
         "SELECT status, held_for, (SELECT array_agg(state ORDER BY submission) FROM dagster_idempotent.submissions s "
         "WHERE s.task_id = t.task_id) AS calls, (SELECT array_agg(revoked_at IS NULL) FROM "

@@ -24,6 +24,7 @@ STATE: dict[str, Any] = {
     "status": "completed",
     "completed_at": "2026-07-27T10:00:00Z",
 }
+ONE = {"amount": "1", "currency": "USD"}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.decimals(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
@@ -117,6 +118,8 @@ class TestPlan:
             ({"cost": {"amount": "-0.01", "currency": "USD"}}, Verdict.INVALID_AMOUNT),
             ({"cost": {"amount": "0.0000000000001", "currency": "USD"}}, Verdict.INVALID_AMOUNT),
             ({"calls": [{"name": "a"}, {"name": "a"}]}, Verdict.INVALID),
+            ({"calls": [{"name": "a", "status": "unknown", "cost": ONE}]}, Verdict.UNCLEAR_COST),
+            ({"calls": [{"name": "a", "status": "failed", "cost": ONE}]}, Verdict.UNCLEAR_COST),
             ({"media": [{"path": "a", "sha256": "0" * 64}] * 2}, Verdict.INVALID),
             ({"media": [{"path": "/a", "sha256": "0" * 64}]}, Verdict.UNSAFE_PATH),
             ({"media": [{"path": "a/../../b", "sha256": "0" * 64}]}, Verdict.UNSAFE_PATH),
@@ -152,6 +155,10 @@ class TestPlan:
         assert refused(calls=calls, cost={"amount": "0.21", "currency": "USD"}) is Verdict.COST_MISMATCH
         alone = plan(calls=[{"name": "a"}], cost={"amount": "0.21", "currency": "USD"})
         assert [(call.call_key, call.cost is not None) for call in alone.calls] == [("a", False), (TOTAL, True)]
+
+    def test_a_failed_call_that_names_its_remote_job_keeps_its_cost(self) -> None:
+        calls = [{"name": "a", "status": "failed", "cost": ONE, "remote_reference": "r"}]
+        assert plan(calls=calls).costs == {"USD": Decimal(1)}
 
     def test_failed_calls_come_before_the_one_that_counts(self) -> None:
         calls = [

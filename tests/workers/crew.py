@@ -24,7 +24,7 @@ from dagster_idempotent.domain.task import HeldFor
 from dagster_idempotent.engine import relay, stages
 from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.engine.calls import Calls
-from dagster_idempotent.engine.file_channel import FileChannel
+from dagster_idempotent.engine.channels.file import FileChannel
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import IdempotentError

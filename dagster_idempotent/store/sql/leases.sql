@@ -38,11 +38,12 @@ WITH done AS (
       AND owner = %(owner)s AND fencing_token = %(token)s AND status IN ('running', 'failed')
     RETURNING *
 ), messages AS (
-    INSERT INTO dagster_idempotent.outbox (pipeline, task_id, channel, payload, state, deduplicates)
+    INSERT INTO dagster_idempotent.outbox (pipeline, task_id, channel, payload, state, deduplicates, position)
     SELECT done.pipeline, done.task_id, m.channel, done.output,
         CASE WHEN dagster_idempotent.gate_open_v1(done.pipeline, done.task_id, 'publish')
             THEN 'ready' ELSE 'waiting' END,
-        m.deduplicates
-    FROM done, unnest(%(channels)s::text[], %(deduplicates)s::boolean[]) AS m (channel, deduplicates)
+        m.deduplicates, m.position
+    FROM done, unnest(%(channels)s::text[], %(deduplicates)s::boolean[]) WITH ORDINALITY
+        AS m (channel, deduplicates, position)
 )
 SELECT * FROM done

@@ -8,12 +8,15 @@ SELECT t.status, t.owner AS task_owner, t.fencing_token AS task_token, t.held_fo
     s.fingerprint_fields, s.idempotency_key, s.key_no, s.remote_ref, s.response, s.response_body, s.response_sha256,
     s.cost, s.currency, s.late, s.settled_by, s.error, s.intended_at, s.settled_at,
     s.sender_expires_at - clock_timestamp() AS sender_expires_in,
-    s.sender_expires_at + s.settle_delay - clock_timestamp() AS settles_in
+    s.sender_expires_at + s.settle_delay - clock_timestamp() AS settles_in,
+    r.submission IS NOT NULL AS resend_allowed
 FROM dagster_idempotent.tasks t
 JOIN dagster_idempotent.pipelines p ON p.pipeline = t.pipeline
 CROSS JOIN dagster_idempotent.ledger l
 LEFT JOIN dagster_idempotent.submissions s
     ON s.pipeline = t.pipeline AND s.task_id = t.task_id AND s.call_key = %(call_key)s
+LEFT JOIN dagster_idempotent.resends r
+    ON (r.pipeline, r.task_id, r.call_key, r.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
 WHERE t.pipeline = %(pipeline)s AND t.task_id = %(task_id)s
 ORDER BY s.submission
 

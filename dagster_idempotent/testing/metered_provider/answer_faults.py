@@ -11,8 +11,9 @@ Options = Mapping[str, object]
 
 
 async def slow(exchange: Exchange, options: Options) -> None:
-    """Accept at once and answer after `seconds`."""
+    """Accept, be done at once, and answer after `seconds`."""
     charge = exchange.accept()
+    exchange.finish(charge)
     await asyncio.sleep(float(str(options["seconds"])))
     await exchange.answer(charge)
 

@@ -49,7 +49,7 @@ BEGIN
 END $$;
 
 -- One submission of an old record. It starts as every submission does and moves as every submission may, so that no wall
--- has to open for an import. Its sender is nobody and has expired: nothing of it is ever sent.
+-- has to open for an import. Its sender, the old system, is gone and has expired: nothing of it is ever sent.
 CREATE FUNCTION dagster_idempotent.import_submission_v1(
     p_pipeline text, p_task_id text, p_call jsonb, p_body bytea, p_settled_at timestamptz)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -80,7 +80,7 @@ BEGIN
             s.idempotency_key, s.key_no, s.lookup, s.settle_delay, s.late, s.intended_at);
     IF wanted = 'failed' THEN
         UPDATE dagster_idempotent.submissions x SET state = 'accepted', remote_ref = s.remote_ref,
-                settled_by = 'operator', settled_at = coalesce(s.settled_at, p_settled_at)
+                settled_by = 'sender', settled_at = coalesce(s.settled_at, p_settled_at)
             WHERE (x.pipeline, x.task_id, x.call_key, x.submission) = (s.pipeline, s.task_id, s.call_key, s.submission);
     END IF;
     UPDATE dagster_idempotent.submissions x SET state = wanted, remote_ref = s.remote_ref,
@@ -89,7 +89,7 @@ BEGIN
             response_sha256 = CASE WHEN wanted = 'succeeded' THEN encode(sha256(p_body), 'hex') END,
             cost = s.cost, currency = s.currency,
             cost_basis = CASE WHEN s.cost IS NOT NULL THEN 'reported' END,
-            settled_by = CASE WHEN wanted <> 'in_doubt' THEN 'operator' END,
+            settled_by = CASE WHEN wanted <> 'in_doubt' THEN 'sender' END,
             settled_at = CASE WHEN wanted <> 'in_doubt' THEN coalesce(s.settled_at, p_settled_at) END,
             error = CASE wanted WHEN 'in_doubt' THEN 'the old record does not say what became of it'
                                 WHEN 'succeeded' THEN NULL ELSE 'failed in the old record' END
@@ -155,6 +155,12 @@ BEGIN
                   created_at timestamptz);
     INSERT INTO dagster_idempotent.audit (actor, action, reason, pipeline, task_id, after)
         VALUES (p_actor, 'legacy_import', p_reason, wanted.pipeline, wanted.task_id, wanted.import_metadata);
+    -- Every discarded task names who put it away.
+    IF wanted.status = 'discarded' THEN
+        INSERT INTO dagster_idempotent.audit (actor, action, reason, pipeline, task_id, after)
+            VALUES (p_actor, 'discard', 'the old record says that it failed: ' || p_reason, wanted.pipeline,
+                wanted.task_id, jsonb_build_object('status', 'discarded'));
+    END IF;
     RETURN QUERY SELECT 'imported', ARRAY[wanted.task_id];
 END $$;
 

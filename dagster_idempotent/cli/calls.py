@@ -1,0 +1,317 @@
+"""`calls`: the paid calls of tasks, and an operator's word about those in doubt."""
+
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from dagster_idempotent.cli.decided import tell
+from dagster_idempotent.cli.failures import NeedsOperator
+from dagster_idempotent.cli.ledger import opened
+from dagster_idempotent.cli.loading import load_providers
+from dagster_idempotent.cli.options import (
+    MONEY,
+    decision_options,
+    dry_run_option,
+    json_option,
+    ledger_options,
+    limit_option,
+    pipeline_option,
+    task_argument,
+)
+from dagster_idempotent.cli.output import print_rows, say
+from dagster_idempotent.domain.money import Money
+from dagster_idempotent.domain.submission import SubmissionState
+from dagster_idempotent.engine import resolutions
+from dagster_idempotent.engine.decisions import Who
+from dagster_idempotent.engine.listing import find_task, unknown_call
+from dagster_idempotent.engine.operator_look_up import look_up
+from dagster_idempotent.engine.reconciliation import AnyProvider
+from dagster_idempotent.engine.resolutions import Evidence, Proof
+from dagster_idempotent.store import listing
+
+COLUMNS = (
+    "pipeline",
+    "task_id",
+    "call_key",
+    "submission",
+    "state",
+    "provider",
+    "sends",
+    "cost",
+    "currency",
+    "reserved",
+    "settled_by",
+    "late",
+)
+SHOW_COLUMNS = (*COLUMNS[3:], "idempotency_key", "remote_ref", "intended_at", "settles_at", "error")
+
+
+@click.group()
+def command() -> None:
+    """Paid calls: list, look up at the provider, resolve, abandon, send again knowingly."""
+
+
+@command.command("list")
+@ledger_options
+@json_option
+@pipeline_option
+@click.option("--task", metavar="TASK", help="Only the calls of this task.")
+@click.option("--period", metavar="ID", help="Only this period.")
+@click.option("--state", type=click.Choice([str(state) for state in SubmissionState]), help="Only this state.")
+@click.option("--unsettled", is_flag=True, help="Only calls whose outcome is not known yet.")
+@click.option("--min-cost", metavar="AMOUNT", help="Only answers that cost at least so much, in any currency.")
+@limit_option
+def list_(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    pipeline: str | None,
+    task: str | None,
+    period: str | None,
+    state: str | None,
+    unsettled: bool,
+    min_cost: str | None,
+    limit: int,
+) -> None:
+    r"""List submissions: every send of every call.
+
+    \b
+    Example:
+      dagster-idempotent calls list --unsettled
+      dagster-idempotent calls list --period 2026-W32 --min-cost 0.50
+    """
+    least = None if min_cost is None else _amount(min_cost)
+    with opened(url, folder) as database:
+        ref = None if task is None else find_task(database, task, pipeline=pipeline)
+        rows = database.run(
+            lambda c: listing.calls(
+                c,
+                pipeline=pipeline if ref is None else ref.pipeline,
+                task_id=None if ref is None else ref.task_id,
+                period=period,
+                state=state,
+                min_cost=least,
+                unsettled=unsettled,
+                limit=limit,
+            )
+        )
+        print_rows(rows, COLUMNS, as_json=as_json, nothing="No call fits.")
+
+
+@command.command()
+@ledger_options
+@json_option
+@task_argument
+@click.argument("call", metavar="CALL")
+def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None, call: str) -> None:
+    r"""Show every submission of one call, with its key at the provider.
+
+    \b
+    Example:
+      dagster-idempotent calls show 2026-W32-0 summary
+    """
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        rows = database.run(lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id, call_key=call))
+        if not rows:
+            raise unknown_call(database, ref, call)
+        print_rows(rows, SHOW_COLUMNS, as_json=as_json, nothing="")
+
+
+@command.command()
+@ledger_options
+@json_option
+@dry_run_option
+@task_argument
+@click.argument("call", metavar="[CALL]", required=False)
+@click.option(
+    "-m",
+    "--providers",
+    required=True,
+    metavar="MODULE:ATTRIBUTE",
+    help="Dagster definitions, a provider, or a list of providers.",
+)
+def reconcile(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    dry_run: bool,
+    task: str,
+    pipeline: str | None,
+    call: str | None,
+    providers: str,
+) -> None:
+    r"""Ask the provider about calls in doubt, and write what its answer proves. Nothing is sent.
+
+    Exit code 3 says that a call is still in doubt; stderr says why.
+
+    \b
+    Example:
+      dagster-idempotent calls reconcile 2026-W32-0 -m my_project.definitions:defs
+    """
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        asked: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
+        found = look_up(database, ref, call, asked, dry_run=dry_run)
+        print_rows(
+            [{"call_key": each.call_key, "provider": each.provider, "settled": each.settled} for each in found],
+            ("call_key", "provider", "settled"),
+            as_json=as_json,
+            nothing="Nothing is in doubt.",
+        )
+        if dry_run:
+            say("Dry run: the provider was not asked.")
+            return
+        still = [f"{each.call_key}: {each.reason}" for each in found if not each.settled]
+        if still:
+            raise NeedsOperator(
+                f"Still in doubt: {'; '.join(still)}. `dagster-idempotent explain {ref}` says what next."
+            )
+
+
+@command.command()
+@ledger_options
+@json_option
+@decision_options
+@task_argument
+@click.argument("call", metavar="CALL")
+@click.option("--as", "proof", type=click.Choice([str(proof) for proof in Proof]), required=True, help="What it was.")
+@click.option("--evidence", required=True, metavar="TEXT", help="What shows it: a ticket, an invoice line, a log.")
+@click.option(
+    "--answer",
+    type=click.File("rb"),
+    help="With --as succeeded: the provider's answer, byte for byte; - reads stdin. Later runs replay it.",
+)
+@click.option("--remote-ref", metavar="TEXT", help="The provider's own reference of the request.")
+@click.option("--cost", type=MONEY, help='What it cost, such as "0.02 USD".')
+def resolve(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    actor: str,
+    reason: str,
+    dry_run: bool,
+    task: str,
+    pipeline: str | None,
+    call: str,
+    proof: str,
+    evidence: str,
+    answer: BinaryIO | None,
+    remote_ref: str | None,
+    cost: Money | None,
+) -> None:
+    r"""Settle a call in doubt by evidence from outside, such as the provider's console.
+
+    `not_sent` and `rejected` are accepted only once no request can land any more; before that, not finding it proves
+    nothing. If they are wrong, the next run pays a second time.
+
+    \b
+    Examples:
+      dagster-idempotent calls resolve 2026-W32-0 summary --as not_sent \\
+          --evidence "console shows no request di-4f0c…" --actor ada --reason "ticket 812"
+      dagster-idempotent calls resolve 2026-W32-0 summary --as succeeded --answer answer.json --cost "0.02 USD" \\
+          --evidence "console, request req_9" --actor ada --reason "ticket 812"
+    """
+    with opened(url, folder) as database:
+        found = Evidence(
+            proof=Proof(proof),
+            told=evidence,
+            answer=None if answer is None else answer.read(),
+            remote_ref=remote_ref,
+            cost=cost,
+        )
+        ref = find_task(database, task, pipeline=pipeline)
+        who = Who(actor=actor, reason=reason)
+        tell(resolutions.resolve(database, ref, call, found, who=who, dry_run=dry_run), as_json=as_json)
+
+
+@command.command()
+@ledger_options
+@json_option
+@decision_options
+@task_argument
+@click.argument("call", metavar="CALL")
+def abandon(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    actor: str,
+    reason: str,
+    dry_run: bool,
+    task: str,
+    pipeline: str | None,
+    call: str,
+) -> None:
+    r"""Give up on the answer of a call in doubt.
+
+    It counts as paid, at what was reserved for it. Later runs of the task stop at this call. An answer that still
+    comes is kept.
+
+    \b
+    Example:
+      dagster-idempotent calls abandon 2026-W32-0 summary --actor ada --reason "the provider cannot tell"
+    """
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        who = Who(actor=actor, reason=reason)
+        tell(resolutions.abandon(database, ref, call, who=who, dry_run=dry_run), as_json=as_json)
+
+
+@command.command()
+@ledger_options
+@json_option
+@decision_options
+@task_argument
+@click.argument("call", metavar="CALL")
+@click.option(
+    "--may-charge-twice",
+    is_flag=True,
+    help="Say that you know: the first request may have been accepted, and this one may be charged on top.",
+)
+@click.option("--amount", type=MONEY, help="What the second charge may come to.  [default: what was reserved]")
+def resend(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    actor: str,
+    reason: str,
+    dry_run: bool,
+    task: str,
+    pipeline: str | None,
+    call: str,
+    may_charge_twice: bool,
+    amount: Money | None,
+) -> None:
+    r"""Allow a call in doubt, or an abandoned one, to be sent again. THIS MAY CHARGE TWICE.
+
+    The old submission is abandoned; the next run of the task makes a new one. `costs` counts it apart.
+
+    \b
+    Example:
+      dagster-idempotent calls resend 2026-W32-0 summary --may-charge-twice --actor ada --reason "needed by nine"
+    """
+    if not may_charge_twice:
+        raise click.UsageError(
+            f"Call {call!r} may have been accepted already, and sending it again may charge twice. If that is what "
+            "you decide, add --may-charge-twice."
+        )
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        who = Who(actor=actor, reason=reason)
+        decision = resolutions.resend(database, ref, call, amount=amount, who=who, dry_run=dry_run)
+        tell(decision, as_json=as_json)
+
+
+def _amount(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation as error:
+        raise click.BadParameter(f"{text!r} is not a number.", param_hint="--min-cost") from error

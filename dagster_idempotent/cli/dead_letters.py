@@ -1,0 +1,132 @@
+"""`dead-letters`: tasks out of attempts."""
+
+from pathlib import Path
+
+import click
+
+from dagster_idempotent.cli.decided import tell
+from dagster_idempotent.cli.failures import Failure
+from dagster_idempotent.cli.ledger import opened
+from dagster_idempotent.cli.options import (
+    decision_options,
+    json_option,
+    ledger_options,
+    limit_option,
+    pipeline_option,
+    task_argument,
+)
+from dagster_idempotent.cli.output import print_facts, print_rows
+from dagster_idempotent.engine import dead_letters
+from dagster_idempotent.engine.decisions import Who
+from dagster_idempotent.engine.listing import find_task
+from dagster_idempotent.store import listing
+
+COLUMNS = ("pipeline", "task_id", "subject", "attempts", "unsettled", "created_at", "error")
+
+
+@click.group()
+def command() -> None:
+    """Tasks out of attempts: list, redrive, discard."""
+
+
+@command.command("list")
+@ledger_options
+@json_option
+@pipeline_option
+@limit_option
+def list_(*, url: str | None, folder: Path | None, as_json: bool, pipeline: str | None, limit: int) -> None:
+    r"""List dead letters with their last error.
+
+    \b
+    Example:
+      dagster-idempotent dead-letters list
+    """
+    with opened(url, folder) as database:
+        rows = database.run(lambda c: listing.tasks(c, pipeline=pipeline, status="dead", limit=limit))
+        print_rows(rows, COLUMNS, as_json=as_json, nothing="There are no dead letters.")
+
+
+@command.command()
+@ledger_options
+@json_option
+@task_argument
+def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None) -> None:
+    r"""Show one dead letter: its error, its attempts, what was paid for it.
+
+    \b
+    Example:
+      dagster-idempotent dead-letters show 2026-W32-0
+    """
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        facts = database.run(lambda c: listing.task(c, ref)) or {}
+        if facts.get("status") != "dead":
+            raise Failure(f"Task {ref} is {facts.get('status')}, not a dead letter. `tasks show` shows any task.")
+        calls = database.run(lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id))
+        shown = {name: facts[name] for name in ("pipeline", "task_id", "attempts", "max_attempts", "final", "error")}
+        paid = [
+            {"call": row["call_key"], "cost": row["cost"], "currency": row["currency"]}
+            for row in calls
+            if row["state"] == "succeeded"
+        ]
+        print_facts({**shown, "paid": paid, "submissions": len(calls)}, as_json=as_json)
+
+
+@command.command()
+@ledger_options
+@json_option
+@decision_options
+@task_argument
+def redrive(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    actor: str,
+    reason: str,
+    dry_run: bool,
+    task: str,
+    pipeline: str | None,
+) -> None:
+    r"""Make a dead task pending again, its attempts counted from nought.
+
+    Paid answers are replayed, so that only what has no answer is paid for.
+
+    \b
+    Example:
+      dagster-idempotent dead-letters redrive 2026-W32-0 --actor ada --reason "the prompt is mended"
+    """
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        who = Who(actor=actor, reason=reason)
+        tell(dead_letters.redrive(database, ref, who=who, dry_run=dry_run), as_json=as_json)
+
+
+@command.command()
+@ledger_options
+@json_option
+@decision_options
+@task_argument
+def discard(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    actor: str,
+    reason: str,
+    dry_run: bool,
+    task: str,
+    pipeline: str | None,
+) -> None:
+    r"""End a dead or held task for good.
+
+    Refused while the outcome of one of its calls is not known: a discard would hide a charge.
+
+    \b
+    Example:
+      dagster-idempotent dead-letters discard 2026-W32-0 --actor ada --reason "the customer left"
+    """
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        who = Who(actor=actor, reason=reason)
+        tell(dead_letters.discard(database, ref, who=who, dry_run=dry_run), as_json=as_json)

@@ -1,0 +1,134 @@
+"""`tasks`: list and show tasks, release a lease."""
+
+from pathlib import Path
+
+import click
+
+from dagster_idempotent.cli.decided import tell
+from dagster_idempotent.cli.ledger import opened
+from dagster_idempotent.cli.options import (
+    decision_options,
+    json_option,
+    ledger_options,
+    limit_option,
+    pipeline_option,
+    task_argument,
+)
+from dagster_idempotent.cli.output import print_facts, print_json, print_rows
+from dagster_idempotent.domain.task import TaskStatus
+from dagster_idempotent.engine import dead_letters
+from dagster_idempotent.engine.decisions import Who
+from dagster_idempotent.engine.listing import check_pipeline, find_task
+from dagster_idempotent.store import listing
+
+COLUMNS = ("pipeline", "task_id", "subject", "status", "held_for", "attempts", "unsettled", "owner", "created_at")
+CALL_COLUMNS = ("call_key", "submission", "state", "provider", "sends", "cost", "currency", "settled_by", "remote_ref")
+ARTIFACT_COLUMNS = ("name", "sha256", "size", "media_type", "pruned_at")
+MESSAGE_COLUMNS = ("channel", "state", "attempts", "delivered_at", "error")
+
+
+@click.group()
+def command() -> None:
+    """List and show tasks, release a lease."""
+
+
+@command.command("list")
+@ledger_options
+@json_option
+@pipeline_option
+@click.option("--period", metavar="ID", help="Only this period, such as 2026-W32.")
+@click.option("--subject", metavar="TEXT", help="Only this subject (tenant, account).")
+@click.option("--status", type=click.Choice([str(status) for status in TaskStatus]), help="Only this status.")
+@limit_option
+def list_(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    pipeline: str | None,
+    period: str | None,
+    subject: str | None,
+    status: str | None,
+    limit: int,
+) -> None:
+    r"""List tasks, the newest periods first.
+
+    \b
+    Example:
+      dagster-idempotent tasks list --status held
+    """
+    with opened(url, folder) as database:
+        if pipeline is not None:
+            check_pipeline(database, pipeline)
+        rows = database.run(
+            lambda c: listing.tasks(c, pipeline=pipeline, period=period, subject=subject, status=status, limit=limit)
+        )
+        print_rows(rows, COLUMNS, as_json=as_json, nothing="No task fits.")
+
+
+@command.command()
+@ledger_options
+@json_option
+@task_argument
+def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None) -> None:
+    r"""Show one task with its artifacts, calls and messages.
+
+    TASK is a task id, PIPELINE/TASK_ID, an allocation key, a run id, a Dagster run id, an idempotency key or a
+    reference of the provider.
+
+    \b
+    Example:
+      dagster-idempotent tasks show weekly_digest/2026-W32-0
+    """
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        facts = dict(database.run(lambda c: listing.task(c, ref)) or {})
+        facts.pop("now", None)
+        artifacts = database.run(lambda c: listing.artifacts(c, ref))
+        calls = database.run(lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id))
+        messages = database.run(
+            lambda c: listing.messages(c, pipeline=ref.pipeline, task_id=ref.task_id, delivered=True)
+        )
+        if as_json:
+            print_json({**facts, "artifacts": artifacts, "calls": calls, "messages": messages})
+            return
+        print_facts({name: value for name, value in facts.items() if value is not None}, as_json=False)
+        for title, rows, columns in (
+            ("artifacts", artifacts, ARTIFACT_COLUMNS),
+            ("calls", calls, CALL_COLUMNS),
+            ("messages", messages, MESSAGE_COLUMNS),
+        ):
+            if rows:
+                click.echo(f"\n{title}:")
+                print_rows(rows, columns, as_json=False, nothing="")
+
+
+@command.command()
+@ledger_options
+@json_option
+@decision_options
+@task_argument
+def release(
+    *,
+    url: str | None,
+    folder: Path | None,
+    as_json: bool,
+    actor: str,
+    reason: str,
+    dry_run: bool,
+    task: str,
+    pipeline: str | None,
+) -> None:
+    r"""Take the lease from a run that will not come back.
+
+    The task becomes pending. Whatever the old run still writes is refused; a paid answer that it still receives is
+    kept. Refused while a paid call is on its way.
+
+    \b
+    Example:
+      dagster-idempotent tasks release 2026-W32-0 --actor ada --reason "its node is gone"
+    """
+    with opened(url, folder) as database:
+        ref = find_task(database, task, pipeline=pipeline)
+        who = Who(actor=actor, reason=reason)
+        tell(dead_letters.release_lease(database, ref, who=who, dry_run=dry_run), as_json=as_json)

@@ -1,0 +1,90 @@
+"""Jobs without partitions: the tick's time, or an explicit key, is the identity (R3, R4)."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from real_dagster import Dagster
+
+from dagster_idempotent.testing.metered_provider import MeteredProvider
+
+TASK_ID = "dagster-idempotent/task_id"
+ALLOCATION_KEY = "dagster-idempotent/allocation_key"
+NIGHT = datetime(2026, 8, 10, 6, tzinfo=UTC)
+
+
+def _keys(dagster: Dagster) -> set[tuple[str, str]]:
+    return {(run.tags[ALLOCATION_KEY], run.tags[TASK_ID]) for run in dagster.runs()}
+
+
+def test_a_tick_its_retry_and_its_re_executions_are_one_task(
+    start_dagster: Callable[..., AbstractContextManager[Dagster]], folder: Path, metered_provider: MeteredProvider
+) -> None:
+    with start_dagster(run_retries=1) as dagster:
+        (folder / "after_payment_nightly").touch()
+        dagster.tick("every_night", NIGHT)
+        failed = dagster.runs()[0]
+        dagster.retry_failed_runs()
+        dagster.reexecute(failed, "ALL_STEPS")
+        dagster.reexecute(failed, "FROM_FAILURE")
+        dagster.reexecute_steps(failed, ["allocate", "collect", "transform", "persist"])
+        assert len(dagster.runs()) == 5
+        assert _keys(dagster) == {("nightly/2026-08-10T06:00:00Z", "2026-W33-0")}
+        assert [run.status for run in dagster.runs()[1:]] == [dg.DagsterRunStatus.SUCCESS] * 4
+        assert metered_provider.charges == 1
+
+
+def test_an_explicit_key_is_one_task_however_often_it_is_launched(
+    dagster: Dagster, metered_provider: MeteredProvider
+) -> None:
+    config = {"ops": {"allocate": {"config": {"explicit_key": "order 77"}}}}
+    first = dagster.launch("nightly", config=config)
+    dagster.launch("nightly", config=config)
+    dagster.reexecute(first, "ALL_STEPS")
+    assert {key for key, _ in _keys(dagster)} == {"nightly/key:order%2077"}
+    assert len(_keys(dagster)) == 1
+    assert metered_provider.charges == 1
+
+
+def test_a_cron_edited_within_the_hour_keeps_the_key_of_the_same_instant(
+    start_dagster: Callable[..., AbstractContextManager[Dagster]],
+    monkeypatch: pytest.MonkeyPatch,
+    metered_provider: MeteredProvider,
+) -> None:
+    with start_dagster() as dagster:
+        dagster.tick("every_night", NIGHT)
+    monkeypatch.setenv("TEST_CRON", "0 2 * * 1-7")
+    with start_dagster() as dagster:
+        dagster.tick("every_night", NIGHT)
+        assert _keys(dagster) == {("nightly/2026-08-10T06:00:00Z", "2026-W33-0")}
+    assert metered_provider.charges == 1
+
+
+@pytest.mark.parametrize(
+    ("cron", "around", "instants"),
+    [
+        # 02:00 does not exist in New York on 8 March 2026: one tick, at 03:00.
+        ("0 2 * * *", datetime(2026, 3, 8, 6, tzinfo=UTC), {"2026-03-08T07:00:00Z"}),
+        # 01:00 comes twice on 1 November 2026, and is two instants.
+        ("0 * * * *", datetime(2026, 11, 1, 4, 30, tzinfo=UTC), {"2026-11-01T05:00:00Z", "2026-11-01T06:00:00Z"}),
+    ],
+    ids=["an hour that is left out", "an hour that comes twice"],
+)
+def test_each_instant_of_a_day_with_a_clock_change_is_one_task(
+    cron: str,
+    around: datetime,
+    instants: set[str],
+    start_dagster: Callable[..., AbstractContextManager[Dagster]],
+    monkeypatch: pytest.MonkeyPatch,
+    metered_provider: MeteredProvider,
+) -> None:
+    monkeypatch.setenv("TEST_CRON", cron)
+    with start_dagster() as dagster:
+        dagster.start_schedule("every_night", around)
+        for minutes in range(0, 121, 30):
+            dagster.evaluate(around + timedelta(minutes=minutes))
+        assert {key for key, _ in _keys(dagster)} == {f"nightly/{instant}" for instant in instants}
+        assert metered_provider.charges == len(instants)
