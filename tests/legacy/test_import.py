@@ -30,35 +30,39 @@ from dagster_idempotent.errors import ConfigurationError, IdentityConflict, Task
 if TYPE_CHECKING:
     from tests.legacy.conftest import Legacy
 
-RIGHT = 40
-OF_EACH = 2
+RIGHT = 12
+# Two records each.
+PAIRS = {Verdict.ONE_KEY, Verdict.SAME_CONTENT}
 Digest = Pipeline[Any]
+
+
+def write(legacy: "Legacy", kinds: list[Verdict], *, of_each: int, right: int) -> None:
+    """Write right records, and before them ambiguous ones of each kind."""
+    for number, kind in enumerate(kind for kind in kinds for _ in range(of_each)):
+        legacy.folder.broken(kind, number)
+    for number in range(of_each * len(kinds), of_each * len(kinds) + right):
+        legacy.folder.record(number)
 
 
 @pytest.fixture
 def mixed(legacy: "Legacy", ambiguous: list[Verdict]) -> "Legacy":
-    """Write right records, and between them ambiguous ones of each kind."""
-    number = 0
-    for kind in ambiguous:
-        for _ in range(OF_EACH):
-            legacy.folder.broken(kind, number)
-            number += 1
-    for _ in range(RIGHT):
-        legacy.folder.record(number)
-        number += 1
+    write(legacy, ambiguous, of_each=1, right=RIGHT)
     return legacy
 
 
 def test_every_record_gets_a_verdict_and_only_the_right_ones_become_tasks(
-    mixed: "Legacy", ambiguous: list[Verdict]
+    legacy: "Legacy", ambiguous: list[Verdict]
 ) -> None:
-    summary = mixed.run()
-    pairs = {Verdict.ONE_KEY, Verdict.SAME_CONTENT}
-    expected = {kind: OF_EACH * (2 if kind in pairs else 1) for kind in ambiguous}
-    assert summary.verdicts == Counter({**expected, Verdict.IMPORTED: RIGHT})
-    assert summary.records == len(list(mixed.folder.path.iterdir()))
-    assert mixed.one("SELECT count(*) AS n FROM dagster_idempotent.tasks")["n"] == RIGHT
-    assert all(finding.reason.startswith(REASONS[finding.verdict]) for finding in mixed.findings)
+    of_each = 5
+    right = 200 - of_each * (len(ambiguous) + len(PAIRS))
+    write(legacy, ambiguous, of_each=of_each, right=right)
+    assert len(list(legacy.folder.path.iterdir())) == 200
+    summary = legacy.run()
+    expected = {kind: of_each * (2 if kind in PAIRS else 1) for kind in ambiguous}
+    assert summary.verdicts == Counter({**expected, Verdict.IMPORTED: right})
+    assert summary.records == len(legacy.findings) == 200
+    assert legacy.one("SELECT count(*) AS n FROM dagster_idempotent.tasks")["n"] == right
+    assert all(finding.reason.startswith(REASONS[finding.verdict]) for finding in legacy.findings)
 
 
 def test_a_dry_run_tells_the_same_and_writes_nothing(mixed: "Legacy") -> None:
