@@ -16,6 +16,7 @@ _NOUNS = {
     "dead-letters": ("dead_letters", "Tasks out of attempts: list, redrive, discard."),
     "doctor": ("doctor", "Check the database, the schema, the rights and the settings."),
     "explain": ("explain", "Say who holds what and why, and what is safe to do next."),
+    "legacy": ("legacy", "Import old per-week records as tasks, map and check them."),
     "outbox": ("outbox", "Messages: list, deliver, resolve."),
     "pipelines": ("pipelines", "List pipelines, freeze and unfreeze their paid calls."),
     "postgres": ("postgres", "Start, stop and find the embedded PostgreSQL of a folder."),
