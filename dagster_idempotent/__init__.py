@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_idempotent.definitions.jobs import idempotent_asset, idempotent_graph, idempotent_job
+    from dagster_idempotent.definitions.operator_definitions import operator_definitions
     from dagster_idempotent.definitions.ops import allocate_op, collect_op, deliver_op, persist_op, transform_op
     from dagster_idempotent.definitions.partitions import by_subject, iso_week_partitions
     from dagster_idempotent.definitions.resources import (
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from dagster_idempotent.engine.call_keys import call_key
     from dagster_idempotent.engine.channels.file import FileChannel
     from dagster_idempotent.engine.channels.http import HttpChannel
+    from dagster_idempotent.engine.channels.paid import PaidChannel
     from dagster_idempotent.engine.channels.sql import SqlChannel
+    from dagster_idempotent.engine.files import write_artifact
+    from dagster_idempotent.engine.tables import replace_rows
     from dagster_idempotent.errors import DeliveryInDoubt, DeliveryNotSent
 
 __version__ = "0.1.0"
@@ -56,6 +60,7 @@ __all__ = [
     "LedgerResource",
     "Message",
     "Money",
+    "PaidChannel",
     "Pipeline",
     "Raw",
     "SqlChannel",
@@ -70,13 +75,17 @@ __all__ = [
     "idempotent_job",
     "idempotent_schedule",
     "iso_week_partitions",
+    "operator_definitions",
     "persist_op",
+    "replace_rows",
     "transform_op",
+    "write_artifact",
 ]
 
 _HOMES = {
     "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
     "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
+    "definitions.operator_definitions": ("operator_definitions",),
     "definitions.partitions": ("by_subject", "iso_week_partitions"),
     "definitions.resources": (
         "AllocatorResource",
@@ -100,7 +109,10 @@ _HOMES = {
     "domain.outbox": ("DeliveryPolicy", "Message"),
     "engine.channels.file": ("FileChannel",),
     "engine.channels.http": ("HttpChannel",),
+    "engine.channels.paid": ("PaidChannel",),
     "engine.channels.sql": ("SqlChannel",),
+    "engine.files": ("write_artifact",),
+    "engine.tables": ("replace_rows",),
     "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
 }
 

@@ -2,15 +2,19 @@
 
 import dagster as dg
 
-from dagster_idempotent import AllocatorResource, LedgerResource
+from dagster_idempotent import AllocatorResource, LedgerResource, operator_definitions
 from example_repo import settings
 from example_repo.model import model_resource
 from example_repo.weekly_digest import weekly_digest_job, weekly_digest_schedule
 
 ledger = LedgerResource(folder=str(settings.POSTGRES))
 
-defs = dg.Definitions(
-    jobs=[weekly_digest_job],
-    schedules=[weekly_digest_schedule],
-    resources={"ledger": ledger, "allocator": AllocatorResource(ledger=ledger), "model": model_resource()},
+defs = dg.Definitions.merge(
+    dg.Definitions(
+        jobs=[weekly_digest_job],
+        schedules=[weekly_digest_schedule],
+        resources={"ledger": ledger, "allocator": AllocatorResource(ledger=ledger), "model": model_resource()},
+    ),
+    # Sensors, the ledger asset with its checks, and the jobs in which people decide.
+    operator_definitions(weekly_digest_job),
 )

@@ -16,6 +16,7 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.engine import approvals
 from dagster_idempotent.engine.decisions import Who
@@ -36,7 +37,7 @@ COLUMNS = (
 )
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Open and close the gates that wait for a named person."""
 
@@ -47,9 +48,8 @@ def command() -> None:
 @pipeline_option
 @limit_option
 def list_(*, url: str | None, folder: Path | None, as_json: bool, pipeline: str | None, limit: int) -> None:
-    r"""List what waits for an approval, with the hash to approve, and what was approved.
+    """List what waits for an approval, with the hash to approve, and what was approved.
 
-    \b
     Example:
       dagster-idempotent approvals list --pipeline weekly_digest
     """
@@ -83,11 +83,10 @@ def approve(
     shown: str,
     up_to: Money | None,
 ) -> None:
-    r"""Open the gate of a task for what was shown, by its hash.
+    """Open the gate of a task for what was shown, by its hash.
 
     At the gate `spend` that is the raw artifact, at `publish` the accepted output.
 
-    \b
     Example:
       dagster-idempotent approvals approve 2026-W32-0 --shown 4f0c… --up-to "2.00 USD" --actor ada --reason "read it"
     """
@@ -106,11 +105,10 @@ def approve(
 def revoke(
     *, url: str | None, folder: Path | None, as_json: bool, actor: str, reason: str, dry_run: bool, approval: int
 ) -> None:
-    r"""Take an approval back, by its number in `approvals list`.
+    """Take an approval back, by its number in `approvals list`.
 
     Paid calls that have started and messages that were set free stay so.
 
-    \b
     Example:
       dagster-idempotent approvals revoke 17 --actor ada --reason "wrong tenant"
     """

@@ -7,13 +7,14 @@ import click
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import json_option, ledger_options, limit_option, pipeline_option
 from dagster_idempotent.cli.output import print_rows
+from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.listing import find_task
 from dagster_idempotent.store import listing
 
 COLUMNS = ("at", "actor", "action", "pipeline", "task_id", "reason", "before", "after")
 
 
-@click.command()
+@click.command(cls=Verb)
 @ledger_options
 @json_option
 @pipeline_option
@@ -32,9 +33,8 @@ def command(
     action: str | None,
     limit: int,
 ) -> None:
-    r"""List who decided what, when and why, the latest first.
+    """List who decided what, when and why, the latest first.
 
-    \b
     Example:
       dagster-idempotent audit --task 2026-W32-0
     """

@@ -1,6 +1,6 @@
 """`budgets`: limits and their counters."""
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 
 import click
@@ -17,7 +17,7 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows
-from dagster_idempotent.domain.money import Money
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.engine import budgets, dead_letters
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
@@ -26,7 +26,7 @@ from dagster_idempotent.store import listing
 COLUMNS = ("pipeline", "scope", "currency", "reserved", "settled", "limit", "left")
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Show and set limits, and release tasks that were held at one."""
 
@@ -48,9 +48,8 @@ def show(
     everything: bool,
     limit: int,
 ) -> None:
-    r"""Show what is reserved, settled and left of each limit.
+    """Show what is reserved, settled and left of each limit.
 
-    \b
     Example:
       dagster-idempotent budgets show --pipeline weekly_digest --scope period:2026-W32
     """
@@ -82,11 +81,10 @@ def set_(
     period: str | None,
     task: str | None,
 ) -> None:
-    r"""Set one limit; LIMIT is an amount such as "5.00 USD", or "none USD" to lift it.
+    """Set one limit; LIMIT is an amount such as "5.00 USD", or "none USD" to lift it.
 
     Tasks that are allocated later take their own limits from the code, not from here.
 
-    \b
     Example:
       dagster-idempotent budgets set weekly_digest "5.00 USD" --task 2026-W32-0 --actor ada --reason "longer input"
     """
@@ -118,9 +116,8 @@ def release(
     task: str,
     pipeline: str | None,
 ) -> None:
-    r"""Let a task go on that was held because a limit was full; raise the limit first.
+    """Let a task go on that was held because a limit was full; raise the limit first.
 
-    \b
     Example:
       dagster-idempotent budgets release 2026-W32-0 --actor ada --reason "limit raised"
     """
@@ -132,10 +129,6 @@ def release(
 
 def _limit(text: str) -> tuple[str, Decimal | None]:
     amount, _, currency = text.partition(" ")
-    if amount == "none":
-        try:
-            return Money.zero(currency).currency, None
-        except (ValueError, InvalidOperation) as error:
-            raise click.BadParameter(str(error), param_hint="LIMIT") from error
-    money: Money = MONEY.convert(text, None, None)
-    return money.currency, money.amount
+    lifted = amount == "none"
+    money = MONEY.convert(f"0 {currency}" if lifted else text, None, None)
+    return money.currency, None if lifted else money.amount

@@ -8,7 +8,7 @@ from typing import BinaryIO
 import click
 
 from dagster_idempotent.cli.decided import tell
-from dagster_idempotent.cli.failures import NeedsOperator
+from dagster_idempotent.cli.failures import NeedsOperator, UsersCode
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.loading import load_providers
 from dagster_idempotent.cli.options import (
@@ -22,6 +22,7 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows, say
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import SubmissionState
 from dagster_idempotent.engine import resolutions
@@ -49,7 +50,7 @@ COLUMNS = (
 SHOW_COLUMNS = (*COLUMNS[3:], "idempotency_key", "remote_ref", "intended_at", "settles_at", "error")
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Paid calls: list, look up at the provider, resolve, abandon, send again knowingly."""
 
@@ -77,9 +78,8 @@ def list_(
     min_cost: str | None,
     limit: int,
 ) -> None:
-    r"""List submissions: every send of every call.
+    """List submissions: every send of every call.
 
-    \b
     Example:
       dagster-idempotent calls list --unsettled
       dagster-idempotent calls list --period 2026-W32 --min-cost 0.50
@@ -108,9 +108,8 @@ def list_(
 @task_argument
 @click.argument("call", metavar="CALL")
 def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None, call: str) -> None:
-    r"""Show every submission of one call, with its key at the provider.
+    """Show every submission of one call, with its key at the provider.
 
-    \b
     Example:
       dagster-idempotent calls show 2026-W32-0 summary
     """
@@ -146,18 +145,18 @@ def reconcile(
     call: str | None,
     providers: str,
 ) -> None:
-    r"""Ask the provider about calls in doubt, and write what its answer proves. Nothing is sent.
+    """Ask the provider about calls in doubt, and write what its answer proves. Nothing is sent.
 
     Exit code 3 says that a call is still in doubt; stderr says why.
 
-    \b
     Example:
       dagster-idempotent calls reconcile 2026-W32-0 -m my_project.definitions:defs
     """
+    asked: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)
-        asked: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
-        found = look_up(database, ref, call, asked, dry_run=dry_run)
+        with UsersCode("The provider's adapter"):
+            found = look_up(database, ref, call, asked, dry_run=dry_run)
         print_rows(
             [{"call_key": each.call_key, "provider": each.provider, "settled": each.settled} for each in found],
             ("call_key", "provider", "settled"),
@@ -206,17 +205,14 @@ def resolve(
     remote_ref: str | None,
     cost: Money | None,
 ) -> None:
-    r"""Settle a call in doubt by evidence from outside, such as the provider's console.
+    """Settle a call in doubt by evidence from outside, such as the provider's console.
 
     `not_sent` and `rejected` are accepted only once no request can land any more; before that, not finding it proves
     nothing. If they are wrong, the next run pays a second time.
 
-    \b
     Examples:
-      dagster-idempotent calls resolve 2026-W32-0 summary --as not_sent \\
-          --evidence "console shows no request di-4f0c…" --actor ada --reason "ticket 812"
-      dagster-idempotent calls resolve 2026-W32-0 summary --as succeeded --answer answer.json --cost "0.02 USD" \\
-          --evidence "console, request req_9" --actor ada --reason "ticket 812"
+      dagster-idempotent calls resolve 2026-W32-0 summary --as not_sent --evidence "no. 812" --actor ada --reason bill
+      dagster-idempotent calls resolve 2026-W32-0 summary --as succeeded --answer a.json --evidence req_9
     """
     with opened(url, folder) as database:
         found = Evidence(
@@ -249,12 +245,11 @@ def abandon(
     pipeline: str | None,
     call: str,
 ) -> None:
-    r"""Give up on the answer of a call in doubt.
+    """Give up on the answer of a call in doubt.
 
     It counts as paid, at what was reserved for it. Later runs of the task stop at this call. An answer that still
     comes is kept.
 
-    \b
     Example:
       dagster-idempotent calls abandon 2026-W32-0 summary --actor ada --reason "the provider cannot tell"
     """
@@ -290,11 +285,10 @@ def resend(
     may_charge_twice: bool,
     amount: Money | None,
 ) -> None:
-    r"""Allow a call in doubt, or an abandoned one, to be sent again. THIS MAY CHARGE TWICE.
+    """Allow a call in doubt, or an abandoned one, to be sent again. THIS MAY CHARGE TWICE.
 
     The old submission is abandoned; the next run of the task makes a new one. `costs` counts it apart.
 
-    \b
     Example:
       dagster-idempotent calls resend 2026-W32-0 summary --may-charge-twice --actor ada --reason "needed by nine"
     """

@@ -7,12 +7,13 @@ import click
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import json_option, ledger_options, pipeline_option
 from dagster_idempotent.cli.output import print_csv, print_rows, say
+from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.store import listing
 
 COLUMNS = ("name", "currency", "settled", "reserved", "adjusted", "resent", "charges")
 
 
-@click.command()
+@click.command(cls=Verb)
 @ledger_options
 @json_option
 @pipeline_option
@@ -35,12 +36,11 @@ def command(
     by: str,
     as_csv: bool,
 ) -> None:
-    r"""Total what was paid, exactly, by currency.
+    """Total what was paid, exactly, by currency.
 
     `settled` is what was booked, adjustments included; `reserved` what calls under way or in doubt may still cost;
     `resent` the part of `settled` that operators allowed knowing that it may charge twice.
 
-    \b
     Example:
       dagster-idempotent costs --by task --period 2026-W32 --csv
     """

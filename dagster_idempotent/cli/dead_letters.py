@@ -16,6 +16,7 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_facts, print_rows
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.engine import dead_letters
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
@@ -24,7 +25,7 @@ from dagster_idempotent.store import listing
 COLUMNS = ("pipeline", "task_id", "subject", "attempts", "unsettled", "created_at", "error")
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Tasks out of attempts: list, redrive, discard."""
 
@@ -35,9 +36,8 @@ def command() -> None:
 @pipeline_option
 @limit_option
 def list_(*, url: str | None, folder: Path | None, as_json: bool, pipeline: str | None, limit: int) -> None:
-    r"""List dead letters with their last error.
+    """List dead letters with their last error.
 
-    \b
     Example:
       dagster-idempotent dead-letters list
     """
@@ -51,9 +51,8 @@ def list_(*, url: str | None, folder: Path | None, as_json: bool, pipeline: str 
 @json_option
 @task_argument
 def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None) -> None:
-    r"""Show one dead letter: its error, its attempts, what was paid for it.
+    """Show one dead letter: its error, its attempts, what was paid for it.
 
-    \b
     Example:
       dagster-idempotent dead-letters show 2026-W32-0
     """
@@ -88,11 +87,10 @@ def redrive(
     task: str,
     pipeline: str | None,
 ) -> None:
-    r"""Make a dead task pending again, its attempts counted from nought.
+    """Make a dead task pending again, its attempts counted from nought.
 
     Paid answers are replayed, so that only what has no answer is paid for.
 
-    \b
     Example:
       dagster-idempotent dead-letters redrive 2026-W32-0 --actor ada --reason "the prompt is mended"
     """
@@ -118,11 +116,10 @@ def discard(
     task: str,
     pipeline: str | None,
 ) -> None:
-    r"""End a dead or held task for good.
+    """End a dead or held task for good.
 
     Refused while the outcome of one of its calls is not known: a discard would hide a charge.
 
-    \b
     Example:
       dagster-idempotent dead-letters discard 2026-W32-0 --actor ada --reason "the customer left"
     """

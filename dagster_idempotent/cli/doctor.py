@@ -9,10 +9,11 @@ from dagster_idempotent.cli.failures import FAILED
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import json_option, ledger_options
 from dagster_idempotent.cli.output import print_json, print_rows, say
+from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.doctor import Health, examine
 
 
-@click.command()
+@click.command(cls=Verb)
 @ledger_options
 @json_option
 @click.option(
@@ -24,11 +25,10 @@ from dagster_idempotent.engine.doctor import Health, examine
 def command(
     ctx: click.Context, *, url: str | None, folder: Path | None, as_json: bool, dagster_home: Path | None
 ) -> None:
-    r"""Check the server, the schema, the rights, the clock, connections, standbys, defaults, and dagster.yaml.
+    """Check the server, the schema, the rights, the clock, connections, standbys, defaults, and dagster.yaml.
 
     Each finding comes with what to do. Exit code 1 says that something has to be mended before the ledger works.
 
-    \b
     Example:
       dagster-idempotent doctor
     """

@@ -8,11 +8,12 @@ from dagster_idempotent.cli.failures import NEEDS_OPERATOR
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import json_option, ledger_options
 from dagster_idempotent.cli.output import print_json, text_of
+from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.explain import Explanation, explain
 from dagster_idempotent.engine.listing import find_task
 
 
-@click.command()
+@click.command(cls=Verb)
 @ledger_options
 @json_option
 @click.argument("key_or_task", metavar="KEY_OR_TASK")
@@ -27,12 +28,11 @@ def command(
     key_or_task: str,
     pipeline: str | None,
 ) -> None:
-    r"""Say who holds a task, since when, on which evidence, what running it again would do and cost, and what is safe.
+    """Say who holds a task, since when, on which evidence, what running it again would do and cost, and what is safe.
 
     KEY_OR_TASK is a task id, PIPELINE/TASK_ID, an allocation key, a run id, a Dagster run id, an idempotency key or a
     reference of the provider. Exit code 3 says that somebody has to decide.
 
-    \b
     Examples:
       dagster-idempotent explain 2026-W32-0
       dagster-idempotent explain weekly_digest/2026-08-03T00:00:00Z/subject=acme

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import IO, Any
 
 import click
@@ -37,6 +38,24 @@ class NeedsOperator(Failure):
     """Somebody has to decide before this can go on."""
 
     exit_code = NEEDS_OPERATOR
+
+
+class UsersCode:
+    """Runs code of the user's own (`what`): an error of it is told in one line."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Start the part whose errors are the user's."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Tell an error that is neither ours nor the command line's."""
+        ours = IdempotentError | click.ClickException | psycopg.Error
+        if isinstance(error, Exception) and not isinstance(error, ours):
+            raise Failure(f"{self._what} raised {type(error).__name__}: {error}") from error
 
 
 @contextmanager

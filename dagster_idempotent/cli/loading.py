@@ -8,6 +8,7 @@ from typing import TypeGuard, cast
 
 import click
 
+from dagster_idempotent.cli.failures import UsersCode
 from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.relay import Channel
 
@@ -20,10 +21,11 @@ def load(path: str) -> object:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
-        found: object = import_module(module)
-    except ImportError as error:
-        raise click.BadParameter(f"module {module!r} cannot be imported: {error}.") from error
+    with UsersCode(f"Module {module!r}"):
+        try:
+            found: object = import_module(module)
+        except ImportError as error:
+            raise click.BadParameter(f"module {module!r} cannot be imported: {error}.") from error
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise click.BadParameter(f"module {module!r} has no attribute {attribute!r}.")
@@ -61,10 +63,11 @@ def load_channels(path: str) -> Mapping[str, Channel]:
 
 def _of_resource(resource: object) -> object:
     """Build a resource's provider; fields that name environment variables are read first, as Dagster does."""
-    initialize = getattr(resource, "process_config_and_initialize", None)
-    ready = initialize() if callable(initialize) else resource
-    build = getattr(ready, "provider", None)
-    return build() if callable(build) else None
+    with UsersCode(f"Resource {type(resource).__name__}"):
+        initialize = getattr(resource, "process_config_and_initialize", None)
+        ready = initialize() if callable(initialize) else resource
+        build = getattr(ready, "provider", None)
+        return build() if callable(build) else None
 
 
 def _is_provider(given: object) -> TypeGuard[AnyProvider]:

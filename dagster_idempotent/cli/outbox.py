@@ -1,11 +1,12 @@
 """`outbox`: messages that announce results."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from dagster_idempotent.cli.decided import tell
-from dagster_idempotent.cli.failures import NeedsOperator
+from dagster_idempotent.cli.failures import NeedsOperator, UsersCode
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.loading import load_channels
 from dagster_idempotent.cli.options import (
@@ -18,17 +19,19 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows, say
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.outbox import MessageState
 from dagster_idempotent.engine import messages, relay
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
 from dagster_idempotent.engine.messages import Found
+from dagster_idempotent.engine.relay import Channel
 from dagster_idempotent.store import listing
 
 COLUMNS = ("pipeline", "task_id", "channel", "state", "deduplicates", "attempts", "delivered_at", "error")
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Messages: list, deliver, resolve."""
 
@@ -52,9 +55,8 @@ def list_(
     everything: bool,
     limit: int,
 ) -> None:
-    r"""List messages that are not delivered yet.
+    """List messages that are not delivered yet.
 
-    \b
     Example:
       dagster-idempotent outbox list --state in_doubt
     """
@@ -95,20 +97,20 @@ def deliver(
     pipeline: str | None,
     channels: str,
 ) -> None:
-    r"""Deliver what is ready of one task, now, from this machine.
+    """Deliver what is ready of one task, now, from this machine.
 
     Exit code 3 says that a message is in doubt or dead, and somebody has to look.
 
-    \b
     Example:
       dagster-idempotent outbox deliver 2026-W32-0 -m my_project.delivery:channels
     """
+    given: Mapping[str, Channel] = {} if dry_run else load_channels(channels)
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)
         now: set[str] = set()
         if not dry_run:
-            given = load_channels(channels)
-            done = relay.deliver_task(database, ref.pipeline, ref.task_id, given)
+            with UsersCode(f"A channel of {ref} (`outbox list --task {ref} --all` shows where its messages stand)"):
+                done = relay.deliver_task(database, ref.pipeline, ref.task_id, given)
             now = {each.message.channel for each in done if each.delivered_now}
         rows = database.run(lambda c: listing.messages(c, pipeline=ref.pipeline, task_id=ref.task_id, delivered=True))
         shown = [{**row, "delivered_now": row["channel"] in now} for row in rows]
@@ -148,12 +150,10 @@ def resolve(
     found: str,
     evidence: str,
 ) -> None:
-    r"""Settle a message in doubt, or make a dead one ready again.
+    """Settle a message in doubt, or make a dead one ready again.
 
-    \b
     Example:
-      dagster-idempotent outbox resolve 2026-W32-0 email --as delivered \\
-          --evidence "in the sent folder, 08:02" --actor ada --reason "ticket 812"
+      dagster-idempotent outbox resolve 2026-W32-0 email --as delivered --evidence "no. 812" --actor ada --reason bill
     """
     with opened(url, folder) as database:
         ref = find_task(database, task, pipeline=pipeline)

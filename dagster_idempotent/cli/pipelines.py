@@ -8,6 +8,7 @@ from dagster_idempotent.cli.decided import tell
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import decision_options, json_option, ledger_options
 from dagster_idempotent.cli.output import print_rows
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.engine import freezing
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.store import listing
@@ -15,7 +16,7 @@ from dagster_idempotent.store import listing
 COLUMNS = ("pipeline", "period_kind", "timezone", "gate", "tasks", "open", "held", "dead", "frozen_reason")
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """List pipelines, freeze and unfreeze their paid calls."""
 
@@ -24,9 +25,8 @@ def command() -> None:
 @ledger_options
 @json_option
 def list_(*, url: str | None, folder: Path | None, as_json: bool) -> None:
-    r"""List pipelines with the numbers of their open, held and dead tasks.
+    """List pipelines with the numbers of their open, held and dead tasks.
 
-    \b
     Example:
       dagster-idempotent pipelines list --json
     """
@@ -43,12 +43,11 @@ def list_(*, url: str | None, folder: Path | None, as_json: bool) -> None:
 def freeze(
     *, url: str | None, folder: Path | None, as_json: bool, actor: str, reason: str, dry_run: bool, pipeline: str
 ) -> None:
-    r"""Stop every new paid call of a pipeline, from the next intent on.
+    """Stop every new paid call of a pipeline, from the next intent on.
 
     Calls that are under way finish and keep their answers. Freeze after a failover to an asynchronous standby, until
     the ledger has been compared with the provider.
 
-    \b
     Example:
       dagster-idempotent pipelines freeze weekly_digest --actor ada --reason "failover at 03:10"
     """
@@ -65,9 +64,8 @@ def freeze(
 def unfreeze(
     *, url: str | None, folder: Path | None, as_json: bool, actor: str, reason: str, dry_run: bool, pipeline: str
 ) -> None:
-    r"""Let the paid calls of a pipeline start again.
+    """Let the paid calls of a pipeline start again.
 
-    \b
     Example:
       dagster-idempotent pipelines unfreeze weekly_digest --actor ada --reason "compared with the invoice"
     """

@@ -8,6 +8,7 @@ from dagster_idempotent import embedded
 from dagster_idempotent.cli.failures import Failure, failures_told
 from dagster_idempotent.cli.options import Function, dry_run_option, json_option
 from dagster_idempotent.cli.output import print_facts, say
+from dagster_idempotent.cli.verbs import Noun
 
 
 def folder_option(function: Function) -> Function:
@@ -20,7 +21,7 @@ def folder_option(function: Function) -> Function:
     )(function)
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Start, stop and find the embedded PostgreSQL of a folder."""
 
@@ -37,9 +38,8 @@ def command() -> None:
     help="Stop after so many minutes without a client; 0: never.",
 )
 def start(*, folder: Path | None, as_json: bool, dry_run: bool, idle_minutes: float) -> None:
-    r"""Start the server unless it runs, and print where it is.
+    """Start the server unless it runs, and print where it is.
 
-    \b
     Example:
       dagster-idempotent postgres start --folder ./postgres
     """
@@ -55,9 +55,8 @@ def start(*, folder: Path | None, as_json: bool, dry_run: bool, idle_minutes: fl
 @folder_option
 @dry_run_option
 def stop(*, folder: Path | None, dry_run: bool) -> None:
-    r"""Stop the server, ending the connections of its clients; its data stays.
+    """Stop the server, ending the connections of its clients; its data stays.
 
-    \b
     Example:
       dagster-idempotent postgres stop
     """
@@ -73,9 +72,8 @@ def stop(*, folder: Path | None, dry_run: bool) -> None:
 @folder_option
 @json_option
 def status(*, folder: Path | None, as_json: bool) -> None:
-    r"""Print where the server is; exit code 1 says that none is running.
+    """Print where the server is; exit code 1 says that none is running.
 
-    \b
     Example:
       psql "$(dagster-idempotent postgres status --json | jq -r .url)"
     """

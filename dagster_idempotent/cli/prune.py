@@ -8,6 +8,7 @@ import click
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import DURATION, decision_options, json_option, ledger_options, pipeline_option
 from dagster_idempotent.cli.output import print_rows, say
+from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine import retention
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.retention import MAX_BATCH, Pruned
@@ -15,7 +16,7 @@ from dagster_idempotent.engine.retention import MAX_BATCH, Pruned
 COLUMNS = ("pipeline", "tasks", "bodies", "bytes", "skipped")
 
 
-@click.command()
+@click.command(cls=Verb)
 @ledger_options
 @json_option
 @decision_options
@@ -40,12 +41,11 @@ def command(
     older_than: timedelta,
     batch: int,
 ) -> None:
-    r"""Drop the payloads of completed and discarded tasks; keys, hashes, costs and decisions stay for ever.
+    """Drop the payloads of completed and discarded tasks; keys, hashes, costs and decisions stay for ever.
 
     Tasks with a call whose outcome is not known, or with an undelivered message, are skipped. It may be stopped and
     started again at any time. A key that was pruned years ago still finds its task, and is never paid for again.
 
-    \b
     Example:
       dagster-idempotent prune --older-than 400d --actor cron --reason "retention policy"
     """

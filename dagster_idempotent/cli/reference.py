@@ -14,7 +14,13 @@ _WIDTH = 110
 
 def page() -> str:
     """Return the page: the help of every command, in order."""
-    root = click.Context(main, info_name="dagster-idempotent", terminal_width=_WIDTH, max_content_width=_WIDTH)
+    root = click.Context(
+        main,
+        info_name="dagster-idempotent",
+        terminal_width=_WIDTH,
+        max_content_width=_WIDTH,
+        help_option_names=["-h", "--help"],
+    )
     return "\n".join([_HEAD, *_sections(main, root, level=2)])
 
 

@@ -4,8 +4,8 @@ from importlib import import_module
 
 import click
 
-from dagster_idempotent import __version__
-
+# Read, not imported: the package's own names stand above this layer.
+_VERSION: str = import_module("dagster_idempotent").__version__
 # Noun: (module under this package, what it is about).
 _NOUNS = {
     "approvals": ("approvals", "Open and close the gates that wait for a named person."),
@@ -16,6 +16,7 @@ _NOUNS = {
     "dead-letters": ("dead_letters", "Tasks out of attempts: list, redrive, discard."),
     "doctor": ("doctor", "Check the database, the schema, the rights and the settings."),
     "explain": ("explain", "Say who holds what and why, and what is safe to do next."),
+    "legacy": ("legacy", "Import old per-week records as tasks, map and check them."),
     "outbox": ("outbox", "Messages: list, deliver, resolve."),
     "pipelines": ("pipelines", "List pipelines, freeze and unfreeze their paid calls."),
     "postgres": ("postgres", "Start, stop and find the embedded PostgreSQL of a folder."),
@@ -26,6 +27,10 @@ _NOUNS = {
 }
 
 _EPILOG = """\b
+Start at the thing that is stuck:
+  dagster-idempotent explain 2026-W32-0
+
+\b
 Every option can be given as an environment variable: DAGSTER_IDEMPOTENT_POSTGRES_URL, DAGSTER_IDEMPOTENT_ACTOR,
 DAGSTER_IDEMPOTENT_REASON, DAGSTER_IDEMPOTENT_JSON, else DAGSTER_IDEMPOTENT_<NOUN>_<VERB>_<OPTION>.
 
@@ -70,11 +75,6 @@ class Nouns(click.Group):
         "max_content_width": 120,
     },
 )
-@click.version_option(__version__, "-V", "--version", prog_name="dagster-idempotent")
+@click.version_option(_VERSION, "-V", "--version", prog_name="dagster-idempotent")
 def main() -> None:
-    """See, explain and decide what the ledger of idempotent Dagster pipelines holds.
-
-    \b
-    Start at the thing that is stuck:
-      dagster-idempotent explain 2026-W32-0
-    """  # noqa: D301 - \b is click's mark for "do not wrap"
+    """See, explain and decide what the ledger of idempotent Dagster pipelines holds."""

@@ -10,11 +10,12 @@ from dagster_idempotent.cli.failures import failures_told
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import dry_run_option, json_option, ledger_options
 from dagster_idempotent.cli.output import print_facts, say
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.store import schema as ledger_schema
 from dagster_idempotent.store.database import Database
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Create, check and print the ledger's schema."""
 
@@ -24,11 +25,10 @@ def command() -> None:
 @json_option
 @dry_run_option
 def upgrade(*, url: str | None, folder: Path | None, as_json: bool, dry_run: bool) -> None:
-    r"""Create the ledger's schema, or bring it to the version that this library wants.
+    """Create the ledger's schema, or bring it to the version that this library wants.
 
     Two upgrades at once are safe. Nothing is ever dropped.
 
-    \b
     Example:
       dagster-idempotent schema upgrade --url postgresql://ledger@db.example/ledger
     """
@@ -48,11 +48,10 @@ def upgrade(*, url: str | None, folder: Path | None, as_json: bool, dry_run: boo
 @ledger_options
 @json_option
 def check(*, url: str | None, folder: Path | None, as_json: bool) -> None:
-    r"""Check that the schema is exactly the one that this library wants.
+    """Check that the schema is exactly the one that this library wants.
 
     Exit code 1 says that it is not, and stderr what mends it.
 
-    \b
     Example:
       dagster-idempotent schema check && echo ready
     """
@@ -64,9 +63,8 @@ def check(*, url: str | None, folder: Path | None, as_json: bool) -> None:
 
 @command.command()
 def sql() -> None:
-    r"""Print the SQL of the whole schema, for people who run such things themselves.
+    """Print the SQL of the whole schema, for people who run such things themselves.
 
-    \b
     Example:
       dagster-idempotent schema sql | psql "$DATABASE_URL"
     """

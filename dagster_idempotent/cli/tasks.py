@@ -15,6 +15,7 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_facts, print_json, print_rows
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.task import TaskStatus
 from dagster_idempotent.engine import dead_letters
 from dagster_idempotent.engine.decisions import Who
@@ -27,7 +28,7 @@ ARTIFACT_COLUMNS = ("name", "sha256", "size", "media_type", "pruned_at")
 MESSAGE_COLUMNS = ("channel", "state", "attempts", "delivered_at", "error")
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """List and show tasks, release a lease."""
 
@@ -51,9 +52,8 @@ def list_(
     status: str | None,
     limit: int,
 ) -> None:
-    r"""List tasks, the newest periods first.
+    """List tasks, the newest periods first.
 
-    \b
     Example:
       dagster-idempotent tasks list --status held
     """
@@ -71,12 +71,11 @@ def list_(
 @json_option
 @task_argument
 def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None) -> None:
-    r"""Show one task with its artifacts, calls and messages.
+    """Show one task with its artifacts, calls and messages.
 
     TASK is a task id, PIPELINE/TASK_ID, an allocation key, a run id, a Dagster run id, an idempotency key or a
     reference of the provider.
 
-    \b
     Example:
       dagster-idempotent tasks show weekly_digest/2026-W32-0
     """
@@ -119,12 +118,11 @@ def release(
     task: str,
     pipeline: str | None,
 ) -> None:
-    r"""Take the lease from a run that will not come back.
+    """Take the lease from a run that will not come back.
 
     The task becomes pending. Whatever the old run still writes is refused; a paid answer that it still receives is
     kept. Refused while a paid call is on its way.
 
-    \b
     Example:
       dagster-idempotent tasks release 2026-W32-0 --actor ada --reason "its node is gone"
     """

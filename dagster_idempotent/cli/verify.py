@@ -9,21 +9,21 @@ from dagster_idempotent.cli.failures import FAILED
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import json_option, ledger_options
 from dagster_idempotent.cli.output import print_json, print_rows, say, text_of
+from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.verify import Finding, verify
 
 
-@click.command()
+@click.command(cls=Verb)
 @ledger_options
 @json_option
 @click.pass_context
 def command(ctx: click.Context, *, url: str | None, folder: Path | None, as_json: bool) -> None:
-    r"""Check the whole ledger against its own rules, in one read-only snapshot.
+    """Check the whole ledger against its own rules, in one read-only snapshot.
 
     Recomputes hashes, keys, states, bookings and budget counters, and counts what there is; run it before and after
     an import or a restore and compare. Two runs on one state print the same. Exit code 1 says that something
     contradicts a rule.
 
-    \b
     Example:
       dagster-idempotent verify --json > before.json
     """

@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 from pydantic import BaseModel
 
+from dagster_idempotent.definitions.declared import Declared, declare
 from dagster_idempotent.definitions.keys import AnyPartitions, check_partitions, tags_of
 from dagster_idempotent.definitions.ops import (
     Channels,
@@ -88,12 +89,14 @@ def idempotent_job(
         partitions_def=partitions_def,
         allow_straddling=allow_straddling,
     )
-    return graph.to_job(
+    job = graph.to_job(
         name=name or pipeline.name,
         config=_config(pipeline, partitions_def, config or {}),
         tags=tags,
         **options,
     )
+    declare(job, Declared(pipeline=pipeline, channels=deliver or {}, providers=provider_parameters(transform)))
+    return job
 
 
 def idempotent_asset(
@@ -122,12 +125,14 @@ def idempotent_asset(
             partitions_def=partitions_def,
             allow_straddling=allow_straddling,
         )
-        return dg.AssetsDefinition.from_graph(
+        asset = dg.AssetsDefinition.from_graph(
             graph,
             keys_by_output_name={"result": dg.AssetKey([asset_name])},
             partitions_def=partitions_def,
             **options,
         )
+        declare(asset, Declared(pipeline=pipeline, channels=deliver or {}, providers=provider_parameters(transform)))
+        return asset
 
     return decorate
 

@@ -26,6 +26,8 @@ AnyPipeline = Pipeline[BaseModel]
 Channels = Mapping[str, Channel]
 ANYTHING = dg.Out()
 LEDGER = {"ledger": LedgerResource}
+# What says which task an unpartitioned launch is; a launch that repeats it needs them.
+_LAUNCH_TAGS = (tags.SCHEDULED_AT, tags.SUBJECT, tags.VERSION)
 
 
 class AllocateConfig(dg.Config):
@@ -247,4 +249,5 @@ def _launch(context: dg.OpExecutionContext) -> Mapping[str, object]:
         "job": context.job_name,
         "partition_key": context.partition_key if context.has_partition_key else None,
         "ops": context.run.run_config.get("ops", {}),
+        "tags": {name: value for name, value in context.run.tags.items() if name in _LAUNCH_TAGS},
     }

@@ -75,7 +75,7 @@ def _claim(
             Owner(context.run_id),
             is_finished=lambda owner: is_finished(context, owner),
             providers=providers,
-            backoff=_is_automatic_retry(context),
+            backoff=_is_automatic(context),
         )
     except TaskClosed:
         task = get_task(database, pipeline.name, task_id)
@@ -84,8 +84,10 @@ def _claim(
         raise
 
 
-def _is_automatic_retry(context: dg.OpExecutionContext) -> bool:
-    """Whether Dagster's daemon launched this run; a person's re-execution of such a run inherits its tags."""
+def _is_automatic(context: dg.OpExecutionContext) -> bool:
+    """Whether a daemon launched this run; a person's re-execution of such a run inherits its tags."""
+    if tags.AUTOMATIC in context.run.tags and context.run.parent_run_id is None:
+        return True
     if tags.RETRY_NUMBER not in context.run.tags or context.run.parent_run_id is None:
         return False
     parent = context.instance.get_run_by_id(context.run.parent_run_id)

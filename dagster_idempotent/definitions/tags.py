@@ -8,6 +8,8 @@ VERSION = f"{PREFIX}/version"
 TASK_ID = f"{PREFIX}/task_id"
 PERIOD = f"{PREFIX}/period"
 PIPELINE = f"{PREFIX}/pipeline"
+# Launched by the task sensor: such a claim waits for the backoff.
+AUTOMATIC = f"{PREFIX}/automatic"
 # "<run id>:<value>", while a hold keeps automatic retries from spinning.
 KEPT_MAX_RETRIES = f"{PREFIX}/kept_max_retries"
 

@@ -207,4 +207,4 @@ def _encoded(name: str, result: JsonValue) -> str:
 def _lost(database: Database, this: Effect, lease: Lease | None) -> LeaseLost:
     if lease is None:  # without a lease nothing fences
         raise AssertionError(f"effect {this.name!r} was undone without a fence")
-    return lease_lost(database, lease)
+    return lease_lost(get_task(database, lease.pipeline, lease.task_id), lease)

@@ -23,7 +23,7 @@ from dagster_idempotent.domain.task import HeldFor
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
 from dagster_idempotent.engine.sending import Sending
-from dagster_idempotent.engine.work import Work, get_task, lease_lost
+from dagster_idempotent.engine.work import Work, get_task, stopped
 from dagster_idempotent.errors import (
     BudgetExceeded,
     CallAbandoned,
@@ -66,13 +66,13 @@ class Guard(Generic[Request, Value]):
         print_ = fingerprint(provider.name, provider.operation(request), provider.payload(request))
         reserve = self._reserve(request)
         call = Call(pipeline=self._work.lease.pipeline, task_id=self._work.lease.task_id, call_key=call_key)
-        sent_here = False
+        sent: int | None = None  # the submission that left from here: one send a call of this method
         while True:
             state = self._read(call)
             current = current_of(state.submissions)
             match next_step(state.submissions, print_, call=call_key):
                 case Step.REPLAY:
-                    return self._replay(call, _known(current), paid_now=sent_here)
+                    return self._replay(call, _known(current), paid_now=_known(current).submission == sent)
                 case Step.WAIT_FOR_SENDER:
                     raise _in_progress(call, _known(current))
                 case Step.STOP_ABANDONED:
@@ -86,12 +86,9 @@ class Guard(Generic[Request, Value]):
                 case Step.RESUME:
                     self._resume(call, state, _known(current))
                 case Step.RECONCILE:
-                    resend = not sent_here  # one send a call of this method; a later one is a later attempt
-                    sent_here = self._reconcile(call, state, _known(current), request, resend=resend) or sent_here
-                case Step.SEND if sent_here:
-                    raise _not_known(call, _known(current))
+                    sent = self._reconcile(call, state, _known(current), request, sent) or sent
                 case Step.SEND:
-                    sent_here = self._start(call, state, print_, request, reserve) or sent_here
+                    sent = self._start(call, state, print_, request, reserve, sent=sent) or sent
 
     def _reserve(self, request: Request) -> Money | None:
         reserve = self._provider.estimate(request)
@@ -120,9 +117,18 @@ class Guard(Generic[Request, Value]):
         return state
 
     def _start(
-        self, call: Call, state: CallState, print_: Fingerprint, request: Request, reserve: Money | None
-    ) -> bool:
-        """Commit a new submission and send it; False where the call has changed since it was read."""
+        self,
+        call: Call,
+        state: CallState,
+        print_: Fingerprint,
+        request: Request,
+        reserve: Money | None,
+        *,
+        sent: int | None,
+    ) -> int | None:
+        """Commit a new submission and send it; return its number, None where the call has changed since it was read."""
+        if sent is not None:
+            raise _not_known(call, _known(current_of(state.submissions)))
         self._work.check_lease()
         # Before the intent is first issued; a lost COMMIT reply never restarts it.
         window = SendWindow(state.send_window)
@@ -145,9 +151,9 @@ class Guard(Generic[Request, Value]):
             reserve=reserve,
         )
         if not self._intend(call, state, intent):
-            return False
+            return None
         self._send(sending, request)
-        return True
+        return number
 
     def _intend(self, call: Call, state: CallState, intent: Intent) -> bool:
         """Commit the intent; False where the call has changed since it was read."""
@@ -176,7 +182,7 @@ class Guard(Generic[Request, Value]):
                 self._work.hold(HeldFor.GATE, reason)
                 raise TaskHeld(f"Task {call.task_id} is held: {reason}", task_id=call.task_id, held_for=HeldFor.GATE)
             case _:
-                raise lease_lost(self._database, lease)
+                raise stopped(self._database, lease)
 
     def _send(self, sending: Sending, request: Request) -> None:
         """Send once; returns only where the ledger has an answer or a doubt to read."""
@@ -215,18 +221,20 @@ class Guard(Generic[Request, Value]):
             window=window,
         )
 
-    def _reconcile(self, call: Call, state: CallState, current: Submission, request: Request, *, resend: bool) -> bool:
-        """Settle a call in doubt by the provider's word, or stop. True where the same request was sent again."""
+    def _reconcile(
+        self, call: Call, state: CallState, current: Submission, request: Request, sent: int | None
+    ) -> int | None:
+        """Settle a call in doubt by the provider's word, or stop; return its number where it was sent again."""
         if current.provider != self._provider.name:
             result = Reconciled(settled=False, reason=f"the call was made with provider {current.provider!r}")
         else:
             result = reconcile_call(self._database, call, self._provider)
             if result.settled:
-                return False
+                return None
             if self._provider.key_window is not None:
-                if resend and self._resend(call, state, current, request):
-                    return True
-                if not resend:
+                if sent is None and self._resend(call, state, current, request):
+                    return current.submission
+                if sent is not None:
                     result = replace(result, retry_after=RESEND_PAUSE)
         text = (
             f"Call {call.call_key!r} of task {call.task_id} (submission {current.submission}, key "

@@ -18,10 +18,13 @@ import psycopg
 
 from dagster_idempotent.domain.outbox import Deliverer, DeliveryPolicy, Message, MessageState
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.engine.channels import Channel, TransactionalChannel
-from dagster_idempotent.engine.heartbeat import Heartbeat
+from dagster_idempotent.domain.task import Lease
+from dagster_idempotent.engine.allocator import get_task
+from dagster_idempotent.engine.channels import Channel, GuardedChannel, TransactionalChannel
+from dagster_idempotent.engine.channels.paid import DeliveryWork, owner_of
+from dagster_idempotent.engine.heartbeat import Beat, Heartbeat
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE
-from dagster_idempotent.errors import DeliveryNotSent
+from dagster_idempotent.errors import CallInDoubt, DeliveryNotSent
 from dagster_idempotent.providers.send_window import boot_time
 from dagster_idempotent.store import outbox
 from dagster_idempotent.store.database import Connection, Database
@@ -56,9 +59,12 @@ def deliver_task(
     What a channel raises is stored and raised.
     """
     relay = _Relay(database=database, channels=channels, policy=policy, heartbeat=heartbeat or Heartbeat(database))
-    relay.look_around(pipeline, task_id)
+    messages = database.run(lambda c: outbox.list_messages(c, pipeline, task_id))
+    if any(message.state in (MessageState.WAITING, MessageState.SENDING) for message in messages):
+        relay.look_around(pipeline, task_id)
+        messages = database.run(lambda c: outbox.list_messages(c, pipeline, task_id))
     delivered: set[str] = set()
-    for message in database.run(lambda c: outbox.list_messages(c, pipeline, task_id)):
+    for message in messages:
         if message.state is MessageState.READY and message.channel in channels:
             delivery = relay.attempt(lambda c, sender, m=message: outbox.take(c, m, sender), keep_going=False)
             if delivery is not None and delivery.delivered_now:
@@ -140,14 +146,17 @@ class _Relay:
             self.database.run(lambda c: outbox.give_back(c, sender))
             return Delivery(message=replace(message, state=MessageState.READY), delivered_now=False)
         attempt = _Attempt(self.database, message, sender, self.policy, swallow=keep_going)
-        with self.heartbeat.renewing(Deliverer(sender=sender), taken.sender_lease):
+        with self.heartbeat.renewing(Deliverer(sender=sender), taken.sender_lease) as beat:
             receipt: str | None = None
             if isinstance(channel, TransactionalChannel):
                 with attempt:
                     receipt = self._deliver_in_transaction(channel, message, sender)
             else:
                 with attempt:
-                    receipt = str(channel.deliver(message, window=window) or "")
+                    if isinstance(channel, GuardedChannel):
+                        receipt = channel.deliver_with(self._work(channel, message, sender, beat), message)
+                    else:
+                        receipt = str(channel.deliver(message, window=window) or "")
                 if receipt is not None and not self._record_delivery(message, sender, receipt):
                     receipt = None
         if receipt is None:
@@ -155,6 +164,17 @@ class _Relay:
         logger.info("relay.delivered", extra={"task": message.task_id, "channel": message.channel})
         delivered = replace(message, state=MessageState.DELIVERED, receipt=receipt, error=None)
         return Delivery(message=delivered, delivered_now=True)
+
+    def _work(self, channel: GuardedChannel, message: Message, sender: UUID, beat: Beat) -> DeliveryWork:
+        owner, token = owner_of(message, sender)
+        return DeliveryWork(
+            database=self.database,
+            heartbeat=self.heartbeat,
+            pipeline=channel.pipeline,
+            task=get_task(self.database, message.pipeline, message.task_id),
+            lease=Lease(pipeline=message.pipeline, task_id=message.task_id, owner=owner, token=token),
+            beat=beat,
+        )
 
     def _record_delivery(self, message: Message, sender: UUID, receipt: str) -> bool:
         # The acknowledgement is in memory only: worth waiting for a database that is away.
@@ -202,6 +222,8 @@ class _Attempt:
         return self._swallow and isinstance(error, Exception)
 
     def _state_after(self, error: BaseException | None) -> MessageState:
+        if isinstance(error, CallInDoubt) and error.retry_after is None:
+            return MessageState.IN_DOUBT  # a paid call of the delivery waits for a person
         if not (self.message.deduplicates or isinstance(error, DeliveryNotSent)):
             return MessageState.IN_DOUBT
         spent = self.message.attempts >= self._policy.max_attempts

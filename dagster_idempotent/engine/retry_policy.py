@@ -67,6 +67,7 @@ RULES: Mapping[type[BaseException], Rule] = MappingProxyType(
         errors.PayloadPruned: _dead("the stored answer does not come back"),
         errors.UnknownFingerprint: _dead("this version of the library will not learn to read it"),
         errors.BudgetExceeded: _leave("the guard has put the task on hold for its budget"),
+        errors.DecisionRefused: _leave("an operator's verb was refused; no attempt has failed"),
         errors.CandidateInvalid: _dead("the answers are stored: transform would return the same candidate"),
         errors.DeliveryNotSent: _again("nothing was delivered"),
         errors.DeliveryInDoubt: _again("the message keeps its own state; the task's next attempt only replays"),

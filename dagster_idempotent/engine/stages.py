@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import Raw, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
-from dagster_idempotent.engine.work import AnyPipeline, Work, lease_lost
+from dagster_idempotent.engine.work import AnyPipeline, Work, stopped
 from dagster_idempotent.errors import CandidateInvalid, ConfigurationError, PayloadPruned, TaskNotFound
 from dagster_idempotent.store import artifacts, leases
 from dagster_idempotent.store.database import Database
@@ -65,8 +65,8 @@ def persist(
 ) -> Persisted:
     """Validate a candidate and commit it with its outbox rows; a completed task returns what it has.
 
-    `channels` maps channel names to whether they deduplicate. Raises CandidateInvalid (the task is not completed) or
-    LeaseLost (nothing was written).
+    `channels` maps channel names to whether they deduplicate. Raises CandidateInvalid (the task is not completed),
+    or LeaseLost or TaskHeld (nothing was written).
     """
     output = validated(work.pipeline, candidate)
     text = output.model_dump_json()
@@ -85,7 +85,7 @@ def persist(
     # No row: the lease is lost, or it was committed and the reply was lost. The record says which.
     task = get_task(work.database, work.lease.pipeline, work.lease.task_id)
     if task.status is not TaskStatus.COMPLETED:
-        raise lease_lost(work.database, work.lease)
+        raise stopped(work.database, work.lease)
     if task.output != text:
         logger.warning("persist.other_output_kept", extra={"task": task.task_id, "accepted": task.output_sha256})
     return Persisted(task=task, output=stored_output(work.pipeline, task), accepted_now=False)

@@ -45,7 +45,7 @@ class Work:
     def check_lease(self) -> None:
         """Raise LeaseLost where a renewal found the task under another owner or token."""
         if self.beat is not None and self.beat.lost:
-            raise lease_lost(self.database, self.lease)
+            raise stopped(self.database, self.lease)
 
     def fail(self, error: str, *, final: bool = False) -> bool:
         """Store why this attempt failed and when the next is due; return whether the lease still held."""
@@ -74,7 +74,7 @@ class Work:
         if not self.database.run(lambda c: leases.hold(c, self.lease, held_for=held_for, error=reason)):
             task = get_task(self.database, self.lease.pipeline, self.lease.task_id)
             if task.status is not TaskStatus.HELD:
-                raise lease_lost(self.database, self.lease)
+                raise lease_lost(task, self.lease)
 
     @contextmanager
     def renewed(self) -> Generator["Work"]:
@@ -175,9 +175,16 @@ def closed(task: Task) -> TaskClosed:
     )
 
 
-def lease_lost(database: Database, lease: Lease) -> LeaseLost:
-    """Say who owns the task now."""
+def stopped(database: Database, lease: Lease) -> LeaseLost | TaskHeld:
+    """Say why a step must stop: a sibling put the task on hold, or somebody else owns it now."""
     task = get_task(database, lease.pipeline, lease.task_id)
+    if task.status is TaskStatus.HELD and (task.owner, task.fencing_token) == (lease.owner, lease.token):
+        return held(task)
+    return lease_lost(task, lease)
+
+
+def lease_lost(task: Task, lease: Lease) -> LeaseLost:
+    """Say who owns the task now."""
     now = f"Dagster run {task.owner}" if task.owner else "nobody"
     return LeaseLost(
         f"Run {lease.owner} lost the lease on task {lease.task_id} (its fencing token {lease.token}); the task is "

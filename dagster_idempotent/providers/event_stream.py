@@ -30,8 +30,8 @@ class Event:
         """Whether its name, its data (`[DONE]`) or the `type` in its data is one of `kinds`."""
         if self.name in kinds or self.data in kinds:
             return True
-        found = self.json_object()
-        return found is not None and found.get("type") in kinds
+        kind = (self.json_object() or {}).get("type")
+        return isinstance(kind, str) and kind in kinds
 
 
 class EventReader:

@@ -26,5 +26,7 @@ class GuardedExchange:
         try:
             return self.exchange(request) if self.provider.is_paid(request) else self.provider.unpaid(request)
         except IdempotentError as error:
-            module, name = self.sdk_base or (None, "")
-            raise surfaced(error, module, name) from error
+            twin = error if self.sdk_base is None else surfaced(error, *self.sdk_base)
+            if twin is error:
+                raise
+            raise twin from error

@@ -130,9 +130,7 @@ class HttpProvider:
         """Send the request once and classify what came back."""
         self._check_origin(request)
         url, headers, secret = self._authorised(request)
-        for name in (self.profile.idempotency_header, self.profile.reference_header):
-            if name is not None:
-                headers = [*(pair for pair in headers if pair[0].lower() != name.lower()), (name, key)]
+        headers = self._named(headers, key)
         result = send_once(
             request.method,
             url,
@@ -204,6 +202,14 @@ class HttpProvider:
         secret = read_credential(self.api_key_variable)
         url, headers = self.profile.credential.put(secret, request.url, headers)
         return url, headers, secret
+
+    def _named(self, headers: list[tuple[str, str]], key: IdempotencyKey) -> list[tuple[str, str]]:
+        """Add the key of the ledger; where the profile promises nothing of keys, a caller's own stays."""
+        for name in (self.profile.idempotency_header, self.profile.reference_header):
+            theirs = [pair for pair in headers if name is not None and pair[0].lower() == name.lower()]
+            if name is not None and (not theirs or self.key_window is not None):
+                headers = [*(pair for pair in headers if pair not in theirs), (name, key)]
+        return headers
 
     def _way_of(self, request: HttpRequest) -> Route:
         return replace(

@@ -36,6 +36,13 @@ class HttpRequest:
                 "http or https address. Nothing was sent.",
                 field="url",
             )
+        for name, value in self.headers:
+            if not _fits_header(name + value):
+                raise ConfigurationError(
+                    f"The header {name!a} holds characters that HTTP cannot carry. Nothing was sent. Set it to "
+                    "text in latin-1, without line ends.",
+                    field=name,
+                )
 
     @property
     def paid(self) -> bool:
@@ -87,6 +94,10 @@ class HttpRequest:
             **({"query": query} if query else {}),
             **body_payload(self.body, self.content_type, self.header("content-encoding")),
         }
+
+
+def _fits_header(text: str) -> bool:
+    return all(char == "\t" or (" " <= char <= "\xff" and char != "\x7f") for char in text)
 
 
 def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:

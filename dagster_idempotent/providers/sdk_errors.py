@@ -11,9 +11,9 @@ from typing import cast
 from dagster_idempotent.errors import IdempotentError
 
 
-def surfaced(error: IdempotentError, module: str | None, name: str = "") -> IdempotentError:
+def surfaced(error: IdempotentError, module: str, name: str) -> IdempotentError:
     """Return `error` as an error of its own class that is also `module.name`; as it is where that is not imported."""
-    base = None if module is None else getattr(sys.modules.get(module), name, None)
+    base = getattr(sys.modules.get(module), name, None)
     if base is None or isinstance(error, base):
         return error
     return _twin(type(error), cast("type[Exception]", base))(error.message, **error.facts)

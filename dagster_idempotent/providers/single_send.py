@@ -4,11 +4,11 @@ The `http` extra brings httpcore. It is used below the level of httpx because on
 by a check.
 """
 
-import socket
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -174,7 +174,7 @@ class _Arriving:
 def _pool(url: str, route: Route, window: SendWindow | None) -> Any:  # noqa: ANN401 - a lazily imported module
     httpcore = _httpcore()
     secure = urlsplit(url).scheme == "https"
-    context = route.ssl_context or (ssl.create_default_context() if secure else None)
+    context = route.ssl_context or (_tls() if secure else None)
     # Bytes of a CONNECT go out before the TLS of the request itself: they are nothing of the request.
     layers = int(secure) + int((route.proxy or "").startswith("https:"))
     settings = {
@@ -183,7 +183,7 @@ def _pool(url: str, route: Route, window: SendWindow | None) -> Any:  # noqa: AN
         "http2": False,
         "retries": 0,
         "max_keepalive_connections": 0,
-        "network_backend": None if window is None else _watched_backend(window, layers),
+        "network_backend": None if window is None else _watched(window, layers),
     }
     if route.proxy is None:
         return httpcore.ConnectionPool(**settings)
@@ -205,6 +205,12 @@ def _pool(url: str, route: Route, window: SendWindow | None) -> Any:  # noqa: AN
 def _encoded(headers: Mapping[str, str] | HeaderPairs) -> list[tuple[bytes, bytes]]:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Read the system's certificates once: it takes longer than a request, and the send window is running."""
+    return ssl.create_default_context()
 
 
 def _whole(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Response:
@@ -233,83 +239,7 @@ def _httpcore() -> Any:  # noqa: ANN401 - a lazily imported module
     return httpcore
 
 
-def _watched_backend(window: SendWindow, layers: int) -> "httpcore.NetworkBackend":
-    """Return the default network backend with `window` asked before every write of a stream.
+def _watched(window: SendWindow, layers: int) -> "httpcore.NetworkBackend":
+    from dagster_idempotent.providers.watched_network import WatchedBackend  # noqa: PLC0415 - needs httpcore
 
-    Writes count once `layers` of TLS are in place.
-    """
-    import httpcore  # noqa: PLC0415 - an optional dependency
-
-    class WatchedStream(httpcore.NetworkStream):
-        def __init__(self, stream: httpcore.NetworkStream, layers: int) -> None:
-            self._stream = stream
-            self._layers = layers
-
-        def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-            return self._stream.read(max_bytes, timeout)
-
-        def write(self, buffer: bytes, timeout: float | None = None) -> None:
-            if self._layers > 0:
-                self._stream.write(buffer, timeout)
-                return
-            try:
-                _write(self._stream.get_extra_info("socket"), buffer, window)
-            except TimeoutError as error:
-                raise httpcore.WriteTimeout(str(error)) from error
-            except OSError as error:
-                raise httpcore.WriteError(str(error)) from error
-
-        def close(self) -> None:
-            self._stream.close()
-
-        def start_tls(
-            self,
-            ssl_context: ssl.SSLContext,
-            server_hostname: str | None = None,
-            timeout: float | None = None,
-        ) -> httpcore.NetworkStream:
-            # The handshake carries nothing of the request; only what is written through TLS afterwards counts.
-            return WatchedStream(self._stream.start_tls(ssl_context, server_hostname, timeout), self._layers - 1)
-
-        def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - httpcore's own signature
-            return self._stream.get_extra_info(info)
-
-    class WatchedBackend(httpcore.NetworkBackend):
-        def __init__(self) -> None:
-            self._backend = httpcore.SyncBackend()
-
-        def connect_tcp(
-            self,
-            host: str,
-            port: int,
-            timeout: float | None = None,
-            local_address: str | None = None,
-            socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-        ) -> httpcore.NetworkStream:
-            stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
-            return WatchedStream(stream, layers)
-
-        def connect_unix_socket(
-            self,
-            path: str,
-            timeout: float | None = None,
-            socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-        ) -> httpcore.NetworkStream:
-            return WatchedStream(self._backend.connect_unix_socket(path, timeout, socket_options), layers)
-
-    return WatchedBackend()
-
-
-def _write(raw: socket.socket, buffer: bytes, window: SendWindow) -> None:
-    """Write to a socket, plain or TLS, asking the window before every part that the kernel takes.
-
-    The stream's own `write` would go on with a full timeout for each part, however long a body crawls.
-    """
-    left = memoryview(buffer)
-    while left:
-        window.before_write()
-        raw.settimeout(max(window.remaining(), 0.001))
-        left = left[raw.send(left[:PIECE]) :]
-
-
-PIECE = 64 * 1024
+    return WatchedBackend(window, layers)

@@ -34,6 +34,7 @@ _PARTS = {
     "0001": ("tables", "triggers", "work", "sending"),
     "0002": ("tables", "calls", "tasks", "money", "retention"),
     "0003": ("outbox",),
+    "0004": ("legacy",),
 }
 # Any fixed number will do: it must only be the same in every version of this library.
 _MIGRATION_LOCK = 6_402_117_733_051

@@ -264,6 +264,9 @@ def test_a_whole_task_has_fewer_messages_than_are_explored(
     world: World, database_proxy: Callable[[], FaultProxy]
 ) -> None:
     proxy = database_proxy()
-    world.worker(url=proxy.url_for(world.url)).ask("whole_task", subject="task", owner="run")
+    # With leases so long that no heartbeat adds messages of its own.
+    unhurried = {**PIPELINE, "sender_lease": "10m", "lease": "1h"}
+    worker = world.worker(url=proxy.url_for(world.url))
+    worker.ask("whole_task", subject="unhurried", owner="run", pipeline=unhurried)
     assert 50 < proxy.counts.to_upstream < MESSAGES
     assert 50 < proxy.counts.to_client < MESSAGES

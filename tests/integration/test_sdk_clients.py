@@ -2,7 +2,7 @@
 
 import asyncio
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from datetime import timedelta
@@ -18,10 +18,13 @@ import psycopg
 import pytest
 import requests
 import stripe
+from pydantic import BaseModel
 
-from dagster_idempotent.domain.money import Money
+from dagster_idempotent.domain.money import Budget, Money
+from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.submission import IdempotencyKey
 from dagster_idempotent.errors import (
+    BudgetExceeded,
     CallInDoubt,
     CallInProgress,
     CallNotSent,
@@ -37,13 +40,16 @@ from dagster_idempotent.providers.http_answer import HttpAnswer
 from dagster_idempotent.providers.http_provider import HttpProvider
 from dagster_idempotent.providers.http_request import HttpRequest
 from dagster_idempotent.providers.outcome import Finding, NotFound, Succeeded
+from dagster_idempotent.providers.pricing import model_cost, model_upper_bound
 from dagster_idempotent.providers.profiles import OPENAI
-from dagster_idempotent.testing.claimed_work import exchange_of
+from dagster_idempotent.store.database import Database
+from dagster_idempotent.testing.claimed_work import AnyOutput, claimed_work, exchange_of
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Desk, Sdk
 
+Frugal = Callable[..., object]
 MESSAGES: list[Any] = [{"role": "user", "content": "Fresh news"}]
 BASES = {"openai": openai.OpenAIError, "anthropic": anthropic.AnthropicError, "stripe": stripe.StripeError}
 every_sdk = pytest.mark.parametrize("sdk", ["openai", "anthropic", "stripe", "httpx", "httpx2", "requests"])
@@ -400,3 +406,54 @@ class TestProvider:
         client.v1.charges.create({"amount": 5, "currency": "usd"}, {"idempotency_key": "of-the-caller"})
 
         assert desk.metered.requests()[-1].client_reference == desk.row()["idempotency_key"]
+
+    def test_a_callers_key_stays_where_the_provider_promises_nothing_of_keys(self, desk: "Desk") -> None:
+        provider = desk.provider("httpx2")
+        client = clients.httpx_client(exchange_of(desk.work, provider, "summary"), provider, httpx2)
+        body = {"messages": MESSAGES}
+
+        client.post("/chat/completions", json=body, headers={"idempotency-key": "of-the-caller"})
+        assert desk.metered.requests()[-1].client_reference == "of-the-caller"
+
+        other = clients.httpx_client(exchange_of(desk.work, provider, "other"), provider, httpx2)
+        other.post("/chat/completions", json=body)
+        assert desk.metered.requests()[-1].client_reference == desk.row("other")["idempotency_key"]
+
+
+class TestBudget:
+    @pytest.fixture
+    def frugal(self, ledger: Database, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch) -> Frugal:
+        monkeypatch.setenv("K", "a-key")
+        pipeline = Pipeline[BaseModel]("frugal", output=AnyOutput, budget=Budget.per_task("0.0011 USD"))
+
+        def ask(call: str, model: str = "gpt-4o", limit: int = 50) -> object:
+            provider = HttpProvider(
+                OPENAI,
+                base_url=metered_provider.base_url,
+                api_key_variable="K",
+                cost_of=model_cost("openai"),
+                estimate=model_upper_bound("openai"),
+            )
+            with claimed_work(ledger, pipeline) as work:
+                client = clients.openai_client(exchange_of(work, provider, call), provider)
+                return client.chat.completions.create(model=model, messages=MESSAGES, max_completion_tokens=limit)
+
+        return ask
+
+    def test_a_model_without_a_price_is_refused_where_there_is_a_budget(
+        self, frugal: Frugal, metered_provider: MeteredProvider
+    ) -> None:
+        with pytest.raises(ConfigurationError, match="upper bound"):
+            frugal("summary", model="no-such-model")
+
+        assert metered_provider.requests() == ()
+
+    def test_the_upper_bound_is_reserved_and_the_real_cost_is_settled(
+        self, frugal: Frugal, metered_provider: MeteredProvider
+    ) -> None:
+        for call in ("one", "two", "three"):  # each could cost 0.00076 at most and costs 0.00005
+            frugal(call)
+        with pytest.raises(BudgetExceeded):
+            frugal("four", limit=200)
+
+        assert metered_provider.charges == 3

@@ -11,13 +11,16 @@ from time import monotonic
 import psycopg
 import pytest
 
-from dagster_idempotent.domain.outbox import MessageState
+from dagster_idempotent import FileChannel, HttpChannel, SqlChannel
+from dagster_idempotent.domain.outbox import DeliveryPolicy, Message, MessageState
 from dagster_idempotent.domain.task import TaskStatus
 from dagster_idempotent.engine import effects
 from dagster_idempotent.engine.allocator import get_task
+from dagster_idempotent.engine.relay import deliver_due
 from dagster_idempotent.engine.sweeping import sweep_pipeline
+from dagster_idempotent.store.database import Connection, Database
 from dagster_idempotent.testing.fault_proxy import FaultProxy
-from tests.side_effects.conftest import House, Receiver
+from tests.side_effects.conftest import SHORT, House, Receiver
 
 Start = Callable[..., BaseProcess]
 CHANNELS = {"hook": True, "plain": False, "rows": True, "file": True}
@@ -159,3 +162,49 @@ def within(seconds: float) -> Iterator[None]:
     while monotonic() < deadline:
         yield
     pytest.fail(f"not done within {seconds} s")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_relay_cut_off_at_any_message_delivers_each_message_once(
+    make_house: Callable[..., House], receiver: Receiver, tmp_path: Path, when: str
+) -> None:
+    house = make_house(sender_lease="1s", send_window="900ms")
+    house.change("CREATE TABLE published (key text PRIMARY KEY, title text)")
+    house.change("CREATE TABLE counters (n integer)")
+    house.change("INSERT INTO counters VALUES (0)")
+    channels = {
+        "plain": HttpChannel(receiver.url + "/plain", deduplicates=False),
+        "rows": SqlChannel(publish),
+        "file": FileChannel(tmp_path),
+    }
+    with psycopg.connect(house.database.url) as connection:
+        upstream = f"{connection.info.host}/.s.PGSQL.{connection.info.port}"
+    with FaultProxy(upstream, protocol="postgres") as proxy:
+        tasks = []
+        for number in itertools.count():
+            tasks.append(house.complete(number, dict.fromkeys(channels, True) | {"plain": False}))
+            assert proxy.wait_idle()
+            start = proxy.counts.to_upstream
+            proxy.at(start + number + 1, action=proxy.cut_all, when=when)
+            database = Database(proxy.url_for(house.database.url))
+            deliver_due(database, house.pipeline.name, channels, policy=DeliveryPolicy(backoff=SHORT), limit=3)
+            database.close()
+            if proxy.counts.to_upstream - start <= number:  # it took fewer messages than that
+                break
+    for _ in within(30):
+        deliver_due(house.database, house.pipeline.name, channels, policy=DeliveryPolicy(backoff=SHORT))
+        if not house.query("SELECT FROM dagster_idempotent.outbox WHERE state IN ('ready', 'sending')"):
+            break
+    assert len(tasks) > 40
+    assert house.query("SELECT n FROM counters") == [{"n": len(tasks)}]
+    assert len(list(tmp_path.rglob("*.json"))) == len(tasks)
+    # The connection was cut and the relay lived: it knew what it had delivered, so nothing is in doubt.
+    states = {message.state for task in tasks for message in house.messages(task).values()}
+    assert states == {MessageState.DELIVERED}
+    assert set(receiver.arrived.values()) == {1}
+    assert len(receiver.arrived) == len(tasks)
+
+
+def publish(connection: Connection, message: Message) -> None:
+    connection.execute("UPDATE counters SET n = n + 1")
+    connection.execute("INSERT INTO published (key) VALUES (%s)", (message.key,))

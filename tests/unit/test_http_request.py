@@ -7,7 +7,7 @@ import httpx
 import httpx2
 import pytest
 import requests
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dagster_idempotent.domain.fingerprint import differing_fields, fingerprint
 from dagster_idempotent.errors import ConfigurationError, InvalidPayload
@@ -131,12 +131,19 @@ class TestFingerprint:
         with pytest.raises(ConfigurationError, match="http"):
             HttpRequest(method="POST", url=url)
 
+    @pytest.mark.parametrize("value", ["a\r\nX-Injected: b", "a\0", "日", "\x7f"])
+    def test_a_header_that_http_cannot_carry_is_refused_by_its_name(self, value: str) -> None:
+        with pytest.raises(ConfigurationError, match="X-Title"):
+            HttpRequest(method="POST", url="https://api.example/x", headers=(("X-Title", value),))
+
+    @settings(deadline=None)  # a busy machine is no failure
     @given(st.dictionaries(st.text(), st.one_of(st.none(), st.booleans(), st.integers(), st.text())))
     def test_equal_json_is_equal_however_it_is_written(self, value: dict[str, object]) -> None:
         written = [json.dumps(value, indent=indent, ensure_ascii=indent is None).encode() for indent in (None, 3)]
 
         assert body_payload(written[0], JSON) == body_payload(written[1], "application/json; charset=utf-8")
 
+    @settings(deadline=None)  # a busy machine is no failure
     @given(st.binary(), st.sampled_from([JSON, FORM, "multipart/form-data; boundary=x", "text/plain", ""]))
     def test_any_body_has_a_payload(self, body: bytes, kind: str) -> None:
         assert isinstance(body_payload(body, kind), Mapping)
@@ -162,6 +169,7 @@ def captured(sdk: str, send: Callable[[Any, str], object]) -> HttpRequest:
 
 class TestMultipart:
     @pytest.mark.parametrize("sdk", ["httpx", "httpx2", "requests"])
+    @settings(deadline=None)  # a busy machine is no failure
     @given(content=st.binary(max_size=300), name=st.text("abc -", min_size=1, max_size=9))
     def test_an_upload_is_the_same_whatever_its_boundary(self, sdk: str, content: bytes, name: str) -> None:
         def send(client: httpx.Client, url: str) -> object:

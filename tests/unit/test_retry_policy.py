@@ -22,9 +22,9 @@ def test_every_error_of_the_tree_has_a_rule_of_its_own_with_a_reason(kind: type[
     assert RULES[kind].why
 
 
-@pytest.mark.parametrize("kind", sorted(set(tree(errors.IdempotentError)), key=str), ids=lambda kind: kind.__name__)
-def test_every_subclass_anywhere_resolves_within_our_tree(kind: type[errors.IdempotentError]) -> None:
-    assert rule_of(kind) in {RULES[each] for each in OURS}
+def test_every_subclass_anywhere_resolves_within_our_tree() -> None:
+    ours = {RULES[kind] for kind in OURS}
+    assert [kind for kind in tree(errors.IdempotentError) if rule_of(kind) not in ours] == []
 
 
 @pytest.mark.parametrize(

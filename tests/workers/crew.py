@@ -27,7 +27,7 @@ from dagster_idempotent.engine.calls import Calls
 from dagster_idempotent.engine.channels.file import FileChannel
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.work import Work, claim
-from dagster_idempotent.errors import IdempotentError
+from dagster_idempotent.errors import CallNotSent, IdempotentError
 from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
 from dagster_idempotent.store import leases
 from dagster_idempotent.store.database import Database
@@ -42,8 +42,9 @@ class Digest(BaseModel):
 
 def pipeline_of(order: Order) -> Pipeline[Digest]:
     settings = dict(order.get("pipeline", {}))
-    if "per_task" in settings:
-        settings["budget"] = Budget.per_task(settings.pop("per_task"))
+    limits = {name: settings.pop(name) for name in ("per_task", "per_period", "per_pipeline") if name in settings}
+    if limits:
+        settings["budget"] = Budget(**limits)
     return Pipeline(settings.pop("name", "weekly_digest"), output=Digest, **settings)
 
 
@@ -124,6 +125,59 @@ class Worker:
             calls.call(order.get("call", "summary"), request_of(order))
             result = calls.results[-1]
         return {"replayed": result.replayed, "settled_by": result.settled_by, "submission": result.submission}
+
+    def call_in_fork_too(self, order: Order) -> object:
+        """One paid call whose process forks between the intent and the request; the child goes on as well."""
+        database, kind, seen = self.database(order), ChatCompletionsProvider, {}
+
+        class Forking(kind):
+            def submit(self, request: Any, *, key: Any, window: Any) -> Any:
+                child = os.fork()
+                if child:
+                    seen["child"] = os.waitpid(child, 0)[1]
+                    row = database.run(
+                        lambda c: c.execute("SELECT state FROM dagster_idempotent.submissions").fetchone()
+                    )
+                    seen["state_after_child"] = None if row is None else row["state"]
+                else:
+                    seen["in_child"] = True
+                return super().submit(request, key=key, window=window)
+
+        provider = Forking(**order["provider"])
+        try:
+            with self.work.renewed():
+                calls = Calls(self.work, provider)
+                calls.call("summary", request_of(order))
+        except CallNotSent:
+            if seen.get("in_child"):
+                os._exit(7)
+            raise
+        if seen.get("in_child"):
+            os._exit(8)
+        child = "CallNotSent" if os.waitstatus_to_exitcode(seen["child"]) == 7 else seen["child"]
+        return {
+            "child": child,
+            "state_after_child": seen["state_after_child"],
+            "replayed": calls.results[-1].replayed,
+        }
+
+    def renew_in_child_too(self, order: Order) -> object:
+        """Fork inside a renewed lease; the child claims a task of its own and renews that, until it is killed."""
+        database, pipeline, heartbeat = self.database(order), pipeline_of(order), self.work.heartbeat
+        with self.work.renewed():
+            child = os.fork()
+            if child == 0:
+                own = claim(database, heartbeat, pipeline, order["task_id"], order["own"], is_finished=lambda _: False)
+                with own.renewed():
+                    signal.pause()
+                os._exit(0)
+            while database.run(
+                lambda c: c.execute(
+                    "SELECT owner FROM dagster_idempotent.tasks WHERE task_id = %s", [order["task_id"]]
+                ).fetchone()
+            ) != {"owner": order["own"]}:
+                os.sched_yield()
+        return child
 
     def whole_task(self, order: Order) -> object:
         """Allocate, claim, collect, call, persist and deliver, as the ops of one run do it."""

@@ -1,16 +1,18 @@
 """Channels: where the messages of the outbox go.
 
 A channel is any object with `deduplicates` and `deliver`, or with `deliver_in` where it writes to the ledger's own
-database. `file`, `http` and `sql` are built in.
+database. Where the delivery itself costs money it has `deliver_with`, and its paid calls go through the guard.
+`file`, `http`, `sql` and `paid` are built in.
 """
 
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
 from dagster_idempotent.domain.outbox import Message
+from dagster_idempotent.engine.work import AnyPipeline, Work
 from dagster_idempotent.store.database import Connection
 
-__all__ = ["Channel", "DirectChannel", "TransactionalChannel"]
+__all__ = ["Channel", "DirectChannel", "GuardedChannel", "TransactionalChannel"]
 
 
 class DirectChannel(Protocol):
@@ -43,4 +45,23 @@ class TransactionalChannel(Protocol):
         ...
 
 
-Channel = DirectChannel | TransactionalChannel
+@runtime_checkable
+class GuardedChannel(Protocol):
+    """Delivers by paid calls: each is charged once, whatever is killed or retried."""
+
+    @property
+    def deduplicates(self) -> bool:
+        """True: a call that was paid is replayed."""
+        ...
+
+    @property
+    def pipeline(self) -> AnyPipeline:
+        """The pipeline whose budget pays."""
+        ...
+
+    def deliver_with(self, work: Work, message: Message) -> str:
+        """Deliver under the right to pay that `work` is, and return the acknowledgement."""
+        ...
+
+
+Channel = DirectChannel | TransactionalChannel | GuardedChannel

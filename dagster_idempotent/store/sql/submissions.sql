@@ -83,7 +83,7 @@ WHERE s.pipeline = %(pipeline)s AND s.task_id = %(task_id)s AND s.call_key = %(c
         WHERE k.pipeline = s.pipeline AND k.task_id = s.task_id AND k.call_key = s.call_key
           AND k.idempotency_key = s.idempotency_key)
   AND EXISTS (SELECT FROM dagster_idempotent.tasks t WHERE t.pipeline = s.pipeline AND t.task_id = s.task_id
-              AND t.owner = %(owner)s AND t.fencing_token = %(token)s AND t.status IN ('running', 'failed'))
+              AND dagster_idempotent.may_spend_v1(t, %(owner)s, %(token)s))
 RETURNING s.submission
 
 -- name: renew_senders

@@ -57,6 +57,21 @@ BEGIN
         SELECT s.pipeline, s.task_id, s.call_key, s.submission, 'settled', p_amount, p_currency WHERE fresh;
 END $$;
 
+-- Who may pay for a task: the owner of its lease, or, with the outbox row in place of the lease, the relay that is
+-- delivering one of its messages ('outbox:<channel>:<sender>', its attempt). That row is read FOR SHARE: another relay
+-- that takes the message over waits for the intent, or the intent finds the row gone.
+CREATE FUNCTION dagster_idempotent.may_spend_v1(t dagster_idempotent.tasks, p_owner text, p_token bigint)
+RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_owner NOT LIKE 'outbox:%' THEN
+        RETURN t.owner IS NOT DISTINCT FROM p_owner AND t.fencing_token = p_token AND t.status IN ('running', 'failed');
+    END IF;
+    PERFORM FROM dagster_idempotent.outbox o
+        WHERE o.pipeline = t.pipeline AND o.task_id = t.task_id AND o.state = 'sending'
+          AND 'outbox:' || o.channel || ':' || o.sender = p_owner AND o.attempts = p_token FOR SHARE;
+    RETURN FOUND;
+END $$;
+
 -- The intent: committed before the request leaves (R12). FOR SHARE makes a takeover wait, or this match nothing.
 -- Verdicts: intended (also when this very sender finds its own row: a reply to COMMIT was lost), missing, lease_lost,
 -- frozen, gate, superseded (somebody else's row: read again), late_answer (adopt it instead), stale (read again).
@@ -87,8 +102,7 @@ BEGIN
     END IF;
     -- A fresh snapshot, after the lock: a freeze that committed while we waited is seen.
     SELECT * INTO home FROM dagster_idempotent.pipelines p WHERE p.pipeline = intent.pipeline;
-    IF t.owner IS DISTINCT FROM intent.owner OR t.fencing_token <> intent.fencing_token
-       OR t.status NOT IN ('running', 'failed') THEN
+    IF NOT dagster_idempotent.may_spend_v1(t, intent.owner, intent.fencing_token) THEN
         RETURN QUERY SELECT 'lease_lost', t, s;
     ELSIF home.frozen_reason IS NOT NULL THEN
         RETURN QUERY SELECT 'frozen', t, s;

@@ -1,0 +1,135 @@
+"""The asset `idempotency_ledger` and its checks: what the ledger counts, and what in it needs a person."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import dagster as dg
+
+from dagster_idempotent.definitions.resources import LedgerResource
+from dagster_idempotent.engine.verify import verify
+from dagster_idempotent.store import listing
+from dagster_idempotent.store.database import Database
+
+ASSET = "idempotency_ledger"
+NOTHING_IN_DOUBT = "nothing_in_doubt"
+NO_DEAD_LETTERS = "no_dead_letters"
+COST_WITHIN_BUDGET = "cost_within_budget"
+ONE_RESULT_PER_KEY = "one_accepted_result_per_key"
+SHOWN = 100
+_WHAT_TO_DO = {
+    NOTHING_IN_DOUBT: "Run the job idempotency_resolve, or `dagster-idempotent explain TASK`.",
+    NO_DEAD_LETTERS: "Run the job idempotency_redrive or idempotency_discard.",
+    COST_WITHIN_BUDGET: "Raise the limit with `dagster-idempotent budgets set`, or find out what cost so much.",
+    ONE_RESULT_PER_KEY: "Run `dagster-idempotent verify`.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerState:
+    """What needs a person, by the check that is red for it; `digest` changes when any of it does."""
+
+    problems: dict[str, list[dict[str, Any]]]
+
+    @property
+    def digest(self) -> str:
+        """A short name for this state."""
+        return sha256(json.dumps(self.problems, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def look_at(database: Database) -> LedgerState:
+    """Read what needs a person: calls in doubt and held tasks, dead letters, budgets that are overdrawn."""
+    doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SHOWN))
+    held = database.run(lambda c: listing.tasks(c, status="held", limit=SHOWN))
+    dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SHOWN))
+    limits = database.run(listing.budgets)
+    overdrawn = [row for row in limits if row["limit"] is not None and row["reserved"] + row["settled"] > row["limit"]]
+    return LedgerState(
+        problems={
+            NOTHING_IN_DOUBT: [
+                *(_picked(row, "pipeline", "task_id", "call_key", "submission", "idempotency_key") for row in doubtful),
+                *(_picked(row, "pipeline", "task_id", "held_for") for row in held if row["held_for"] != "in_doubt"),
+            ],
+            NO_DEAD_LETTERS: [_picked(row, "pipeline", "task_id", "attempts", "error") for row in dead],
+            COST_WITHIN_BUDGET: [
+                _picked(row, "pipeline", "scope", "currency", "settled", "limit") for row in overdrawn
+            ],
+        }
+    )
+
+
+def evaluations(state: LedgerState) -> Sequence[dg.AssetCheckEvaluation]:
+    """Return the state as evaluations of the asset's checks, for a sensor to report."""
+    return [
+        dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(ASSET), check_name=check, passed=not rows, metadata=_metadata(check, rows)
+        )
+        for check, rows in state.problems.items()
+    ]
+
+
+def ledger_asset() -> dg.AssetsDefinition:
+    """Make the asset `idempotency_ledger`: numbers to plot, tables to read, and the checks."""
+
+    @dg.asset(
+        name=ASSET,
+        description="What the ledger counts: tasks, charges, cost by pipeline and currency; and what needs a person.",
+        kinds={"postgres"},
+        check_specs=[dg.AssetCheckSpec(check, asset=ASSET, description=text) for check, text in _WHAT_TO_DO.items()],
+    )
+    def idempotency_ledger(ledger: LedgerResource) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType] - as Dagster reads it
+        database = ledger.database()
+        state = look_at(database)
+        findings = verify(database).findings
+        results = [
+            dg.AssetCheckResult(check_name=check, passed=not rows, metadata=_metadata(check, rows))
+            for check, rows in state.problems.items()
+        ]
+        broken: list[dict[str, Any]] = [
+            {"rule": finding.rule, "of": finding.subject, "found": finding.found} for finding in findings[:SHOWN]
+        ]
+        results.append(
+            dg.AssetCheckResult(
+                check_name=ONE_RESULT_PER_KEY, passed=not broken, metadata=_metadata(ONE_RESULT_PER_KEY, broken)
+            )
+        )
+        return dg.MaterializeResult(metadata=_numbers(database), check_results=results)
+
+    return idempotency_ledger
+
+
+def _numbers(database: Database) -> dict[str, Any]:
+    pipelines = database.run(listing.pipelines)
+    costs = database.run(lambda c: listing.costs(c, by="pipeline"))
+    found: dict[str, Any] = {
+        "tasks": sum(row["tasks"] for row in pipelines),
+        "open": sum(row["open"] for row in pipelines),
+        "held": sum(row["held"] for row in pipelines),
+        "dead": sum(row["dead"] for row in pipelines),
+        "charges": sum(row["charges"] for row in costs),
+    }
+    for row in costs:
+        found[f"cost_{row['currency']}"] = found.get(f"cost_{row['currency']}", 0.0) + float(row["settled"])
+    if pipelines:
+        found["pipelines"] = _table([_picked(row, "pipeline", "tasks", "open", "held", "dead") for row in pipelines])
+    return found
+
+
+def _metadata(check: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"found": len(rows)}
+    if rows:
+        found |= {"rows": _table(rows), "what_to_do": _WHAT_TO_DO[check]}
+    return found
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> dg.TableMetadataValue:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    schema = dg.TableSchema([dg.TableColumn(name) for name in names])
+    records = [dg.TableRecord({name: str(row.get(name, "")) for name in names}) for row in rows]
+    return dg.MetadataValue.table(records, schema)
+
+
+def _picked(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names}

@@ -1,0 +1,24 @@
+"""Everything that operators need in the UI, for the given jobs and assets."""
+
+import dagster as dg
+
+from dagster_idempotent.definitions.asset_checks import ledger_asset
+from dagster_idempotent.definitions.declared import Declaring
+from dagster_idempotent.definitions.operator_jobs import operator_jobs
+from dagster_idempotent.definitions.sensors import attention_sensor, outbox_sensor, task_sensor
+
+
+def operator_definitions(*definitions: Declaring) -> dg.Definitions:
+    """Make the sensors, the ledger asset with its checks, and the operator jobs; merge them into your own Definitions.
+
+    The task sensors spend money and start STOPPED; outbox and attention start RUNNING. All need the resource `ledger`.
+    """
+    return dg.Definitions(
+        assets=[ledger_asset()],
+        jobs=operator_jobs(),
+        sensors=[
+            *(task_sensor(definition) for definition in definitions),
+            outbox_sensor(*definitions),
+            attention_sensor(),
+        ],
+    )
