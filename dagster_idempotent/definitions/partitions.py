@@ -25,7 +25,8 @@ def by_subject(
     time: dg.TimeWindowPartitionsDefinition, subjects: Sequence[str] | dg.PartitionsDefinition[str]
 ) -> dg.MultiPartitionsDefinition:
     """Return partitions for each subject (tenant, account) and time window; keys read `acme|2026-08-03`."""
-    if isinstance(subjects, Sequence):
+    # Dagster's dynamic partitions are a named tuple, so a sequence of their own kind.
+    if not isinstance(subjects, dg.PartitionsDefinition):
         if isinstance(subjects, str) or not subjects:
             raise ConfigurationError(
                 f"subjects is {subjects!r}, expected a list of names or a partitions definition.", field="subjects"

@@ -71,7 +71,7 @@ def in_berlin(**settings: Any) -> Pipeline[Output]:
 def test_windows_that_lie_in_two_periods_are_refused(
     pipeline: Pipeline[Output], partitions: dg.TimeWindowPartitionsDefinition
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"which lies in two periods .* use iso_week_partitions|iso_week"):
+    with pytest.raises(ConfigurationError, match=r"which lies in two periods .*iso_week_partitions"):
         job_with(partitions, pipeline)
     with pytest.raises(ConfigurationError, match="which lies in two periods"):
         job_with(by_subject(partitions, ["acme"]), pipeline)
@@ -86,7 +86,12 @@ def test_windows_that_lie_in_two_periods_are_refused(
         (in_berlin(), iso_week_partitions("2026-01-05", timezone="Europe/Berlin", end_offset=1)),
         (in_berlin(period="day"), dg.HourlyPartitionsDefinition("2026-01-01-00:00", timezone="Europe/Berlin")),
         (in_berlin(period="month"), dg.MonthlyPartitionsDefinition("2026-01-01", timezone="Europe/Berlin")),
-        (in_berlin(), dg.TimeWindowPartitionsDefinition(start="2026-01-05", cron_schedule="*/20 * * * *", fmt="%F %R")),
+        (
+            in_berlin(),
+            dg.TimeWindowPartitionsDefinition(
+                start="2026-01-05-00:00", cron_schedule="*/20 * * * *", fmt="%Y-%m-%d-%H:%M"
+            ),
+        ),
     ],
 )
 def test_windows_within_one_period_are_accepted(
@@ -120,17 +125,22 @@ def test_partitions_that_say_no_time_or_two_are_refused(partitions: dg.Partition
 @pytest.mark.parametrize(
     ("subjects", "says"),
     [
-        (["a|b"], "contains '|'"),
         ([" a"], "no whitespace at its ends"),
         (["a\u200bb"], "U\\+200B"),
         (["x" * 201], "at most 200 characters"),
         (["caf\u00e9", "cafe\u0301"], "one text in Unicode form NFC"),
     ],
-    ids=["separator", "spaces", "invisible", "long", "two spellings"],
+    ids=["spaces", "invisible", "long", "two spellings"],
 )
 def test_subjects_that_cannot_be_part_of_an_identity_are_refused(subjects: list[str], says: str) -> None:
     with pytest.raises(InvalidIdentity, match=says):
         job_with(by_subject(weeks, subjects))
+
+
+@pytest.mark.parametrize("name", ["a|b", "a,b", "[a]"])
+def test_subjects_that_dagster_cannot_join_with_a_time_are_refused_by_dagster(name: str) -> None:
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="Invalid character in partition key"):
+        by_subject(weeks, [name])
 
 
 def test_subjects_may_hold_spaces_and_any_letters() -> None:
@@ -195,7 +205,7 @@ def taken_name(task: Task, ledger: Feed) -> str:
         (dg.op(collect), "expected a plain function"),
         ("collect", "expected a plain function"),
         (any_annotation, "Parameter 'feed'"),
-        (unknown_parameter, "Parameter 'colour' of collect function 'unknown_parameter' is neither"),
+        (unknown_parameter, "Parameter 'colour' of .* function 'unknown_parameter' is neither"),
         (text_annotation, "are strings"),
         (anything, "name each parameter"),
         (config_without_class, "expected a subclass of dagster.Config"),
