@@ -186,10 +186,11 @@ class TestForwarding:
         with socket.socket() as reserved:
             reserved.bind(("127.0.0.1", 0))
             host, port = reserved.getsockname()
+            # The reset may come before `connect` has returned, or after.
             with (
                 FaultProxy(f"{host}:{port}") as proxy,
-                connected(proxy) as client,
                 pytest.raises(ConnectionResetError),
+                connected(proxy) as client,
             ):
                 client.recv(1)
 
