@@ -21,11 +21,13 @@ RETURNING o.*, o.sender_expires_at - clock_timestamp() AS sender_expires_in, p.s
 
 -- name: expire_message
 -- The relay that held it is gone: ready under the same key where the channel deduplicates, in doubt otherwise.
-UPDATE dagster_idempotent.outbox SET state = CASE WHEN deduplicates THEN 'ready' ELSE 'in_doubt' END,
-    error = 'the relay stopped before it wrote an outcome'
-WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s AND channel = %(channel)s
-  AND state = 'sending' AND sender_expires_at <= clock_timestamp()
-RETURNING state
+UPDATE dagster_idempotent.outbox o SET error = 'the relay stopped before it wrote an outcome',
+    state = CASE WHEN NOT o.deduplicates THEN 'in_doubt' WHEN o.attempts >= p.max_attempts THEN 'dead' ELSE 'ready' END
+FROM dagster_idempotent.pipelines p
+WHERE p.pipeline = o.pipeline
+  AND o.pipeline = %(pipeline)s AND o.task_id = %(task_id)s AND o.channel = %(channel)s
+  AND o.state = 'sending' AND o.sender_expires_at <= clock_timestamp()
+RETURNING o.state
 
 -- name: record_delivery
 UPDATE dagster_idempotent.outbox SET state = 'delivered', delivered_at = clock_timestamp(), receipt = %(receipt)s,
@@ -35,7 +37,11 @@ WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s AND channel = %(channel)
 RETURNING state
 
 -- name: record_undelivered
-UPDATE dagster_idempotent.outbox SET state = %(state)s, error = %(error)s
-WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s AND channel = %(channel)s
-  AND state = 'sending' AND sender = %(sender)s
-RETURNING state
+-- Attempts that are spent make it dead: nothing tries for ever.
+UPDATE dagster_idempotent.outbox o SET error = %(error)s,
+    state = CASE WHEN %(state)s = 'ready' AND o.attempts >= p.max_attempts THEN 'dead' ELSE %(state)s END
+FROM dagster_idempotent.pipelines p
+WHERE p.pipeline = o.pipeline
+  AND o.pipeline = %(pipeline)s AND o.task_id = %(task_id)s AND o.channel = %(channel)s
+  AND o.state = 'sending' AND o.sender = %(sender)s
+RETURNING o.state
