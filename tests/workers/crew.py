@@ -179,6 +179,25 @@ class Worker:
                 os.sched_yield()
         return child
 
+    def query_in_fork_too(self, order: Order) -> object:
+        """Ask for the backend's pid before a fork, in the child, and in the parent after the child has ended."""
+        database = self.database(order)
+
+        def backend() -> int:
+            row = database.run(lambda c: c.execute("SELECT pg_backend_pid() AS pid").fetchone())
+            assert row is not None
+            return row["pid"]
+
+        before = backend()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, str(backend()).encode())
+            database.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        return {"before": before, "child": int(os.read(read, 20)), "after": backend()}
+
     def whole_task(self, order: Order) -> object:
         """Allocate, claim, collect, call, persist and deliver, as the ops of one run do it."""
         order["task_id"] = self.allocate(order)
