@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from dagster_idempotent.engine.file_channel import FileChannel
 from pydantic import BaseModel
 
 from dagster_idempotent.domain.identity import Identity
@@ -18,7 +19,6 @@ from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import Owner
 from dagster_idempotent.engine import stages
 from dagster_idempotent.engine.allocator import Allocator
-from dagster_idempotent.engine.file_channel import FileChannel
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.relay import Channel, Delivery, deliver_task
 from dagster_idempotent.engine.work import claim
@@ -56,7 +56,7 @@ def fail(error: BaseException) -> Callable[[], None]:
     return then
 
 
-def finished(ledger: Database, channels: Mapping[str, bool], **settings: Any) -> TaskId:  # noqa: ANN401 - a pipeline's
+def finished(ledger: Database, channels: Mapping[str, bool], **settings: Any) -> TaskId:
     pipeline = Pipeline("weekly_digest", output=Digest, **settings)
     task = Allocator(ledger).allocate(pipeline, IDENTITY)
     work = claim(ledger, Heartbeat(ledger), pipeline, task.task_id, Owner("run"), is_finished=lambda _: False)
