@@ -123,7 +123,7 @@ class Worker:
         with self.work.renewed():
             calls = Calls(self.work, self.provider(order))
             calls.call(order.get("call", "summary"), request_of(order))
-            result = calls.results[-1]
+            result = calls.work.results[-1]
         return {"replayed": result.replayed, "settled_by": result.settled_by, "submission": result.submission}
 
     def call_in_fork_too(self, order: Order) -> object:
@@ -158,7 +158,7 @@ class Worker:
         return {
             "child": child,
             "state_after_child": seen["state_after_child"],
-            "replayed": calls.results[-1].replayed,
+            "replayed": calls.work.results[-1].replayed,
         }
 
     def renew_in_child_too(self, order: Order) -> object:
