@@ -255,7 +255,9 @@ def survive_fault_in_a_resend(world: World, proxies: Callable[[], FaultProxy], n
     world.provider.configure(deduplicate=True)
     world.provider.fault("accept_then_drop")
     first = world.worker(**HONOURS_KEYS)
-    assert first.refused("whole_task", subject=subject, owner=f"{subject}-lost")["error"] == "CallInDoubt"
+    # On a busy machine the send window may end before the first byte: then nothing left, and the next try sends.
+    while first.refused("whole_task", subject=subject, owner=f"{subject}-lost")["error"] != "CallInDoubt":
+        assert world.provider.charges == before
     proxy = proxies()
     worker = world.worker(url=proxy.url_for(world.url), **HONOURS_KEYS)
     proxy.at(n, action=kill(worker, proxy) if killed else proxy.cut_all, when=When.AFTER)

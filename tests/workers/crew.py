@@ -29,6 +29,7 @@ from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import CallNotSent, IdempotentError
 from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
+from dagster_idempotent.providers.single_send import _httpcore, _tls
 from dagster_idempotent.store import leases
 from dagster_idempotent.store.database import Database
 
@@ -258,6 +259,9 @@ def serve(connection: socket.socket) -> None:
 
 def main(path: Path) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # What every worker would load within its first, short send window.
+    _httpcore()
+    _tls()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(128)
