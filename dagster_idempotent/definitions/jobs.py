@@ -46,7 +46,9 @@ def idempotent_graph(
         pipeline, name=f"{named}_allocate", partitions_def=partitions_def, allow_straddling=allow_straddling
     )
     collecting = collect_op(pipeline, collect, name=f"{named}_collect", providers=providers)
-    transforming = transform_op(pipeline, transform, name=f"{named}_transform", providers=providers)
+    transforming = transform_op(
+        pipeline, transform, name=f"{named}_transform", providers=providers, returns_candidate=True
+    )
     persisting = persist_op(pipeline, channels=channels, name=f"{named}_persist", providers=providers)
     delivering = deliver_op(pipeline, channels, name=f"{named}_deliver") if channels else None
 

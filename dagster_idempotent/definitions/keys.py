@@ -180,7 +180,8 @@ def check_partitions(
         case dg.TimeWindowPartitionsDefinition():
             time, subjects = partitions_def, None
         case dg.MultiPartitionsDefinition():
-            time, subjects = _dimensions(partitions_def)
+            dimensions = dimensions_of(partitions_def)
+            time, subjects = dimensions.time, dimensions.subjects
         case _:
             raise _no_time(type(partitions_def).__name__)
     if isinstance(subjects, dg.StaticPartitionsDefinition):
@@ -189,15 +190,26 @@ def check_partitions(
         _check_boundaries(pipeline, time)
 
 
-def _dimensions(
-    partitions_def: dg.MultiPartitionsDefinition,
-) -> tuple[dg.TimeWindowPartitionsDefinition, AnyPartitions]:
-    kinds = [dimension.partitions_def for dimension in partitions_def.partitions_defs]
-    times = [kind for kind in kinds if isinstance(kind, dg.TimeWindowPartitionsDefinition)]
-    others = [kind for kind in kinds if not isinstance(kind, dg.TimeWindowPartitionsDefinition)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimensions:
+    """The two dimensions of time by subject, whatever they are called."""
+
+    time_name: str
+    time: dg.TimeWindowPartitionsDefinition
+    subject_name: str
+    subjects: AnyPartitions
+
+
+def dimensions_of(partitions_def: dg.MultiPartitionsDefinition) -> Dimensions:
+    """Tell time and subject apart; raises ConfigurationError where there is not one of each."""
+    kinds = {dimension.name: dimension.partitions_def for dimension in partitions_def.partitions_defs}
+    times = {name: kind for name, kind in kinds.items() if isinstance(kind, dg.TimeWindowPartitionsDefinition)}
+    others = {name: kind for name, kind in kinds.items() if name not in times}
     if len(times) != 1 or len(others) != 1:
-        raise _no_time(" and ".join(type(kind).__name__ for kind in kinds))
-    return times[0], others[0]
+        raise _no_time(" and ".join(type(kind).__name__ for kind in kinds.values()))
+    ((time_name, time),) = times.items()
+    ((subject_name, subjects),) = others.items()
+    return Dimensions(time_name=time_name, time=time, subject_name=subject_name, subjects=subjects)
 
 
 def _no_time(found: str) -> ConfigurationError:

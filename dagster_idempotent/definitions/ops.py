@@ -10,7 +10,7 @@ from dagster_idempotent.definitions import metadata, tags
 from dagster_idempotent.definitions.keys import AnyPartitions, identity_of, identity_tags
 from dagster_idempotent.definitions.resources import AllocatorResource, GuardedProviderResource, LedgerResource
 from dagster_idempotent.definitions.signatures import Body, UserFunction, make_op, read_function
-from dagster_idempotent.definitions.step import restore_retries, stop, working_on
+from dagster_idempotent.definitions.step import replaying, restore_retries, stop, working_on
 from dagster_idempotent.domain.outbox import Message, MessageState
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
@@ -117,21 +117,33 @@ def collect_op(
 
 
 def transform_op(
-    pipeline: AnyPipeline, function: Body, *, name: str = "transform", providers: Mapping[str, Any] | None = None
+    pipeline: AnyPipeline,
+    function: Body,
+    *,
+    name: str = "transform",
+    providers: Mapping[str, Any] | None = None,
+    returns_candidate: bool = False,
 ) -> dg.OpDefinition:
-    """Make the op in which paid calls are made; it returns a candidate and stores no final state (R22)."""
+    """Make the op in which paid calls are made; it stores no final state (R22).
+
+    On a completed task the function runs on the stored answers and pays nothing. With `returns_candidate`, where its
+    result goes to persist as it is, the accepted output is returned instead.
+    """
     user = read_function(function, role="transform", offered=("task", "raw"))
     resources = {**LEDGER, **(providers or {}), **user.resources}
 
     def transform(context: dg.OpExecutionContext, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the candidate
         ledger: LedgerResource = given["ledger"]
         with working_on(context, pipeline, given["task"], ledger, _providers(given)) as work:
-            if isinstance(work, Task):
+            if isinstance(work, Work):
+                return _transform(context, user, work, given)
+            if returns_candidate:
                 context.add_output_metadata(
                     {**metadata.of_task(work), "calls_paid_now": 0, "replayed": "the accepted output"}
                 )
                 return stages.stored_output(pipeline, work)
-            return _transform(context, user, work, given)
+        with replaying(context, pipeline, work, ledger) as replay:
+            return _transform(context, user, replay, given)
 
     return make_op(
         transform,

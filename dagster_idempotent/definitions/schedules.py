@@ -9,7 +9,11 @@ from typing import Any
 import dagster as dg
 
 from dagster_idempotent.definitions import tags
+from dagster_idempotent.definitions.keys import AnyPartitions, dimensions_of
 from dagster_idempotent.errors import ConfigurationError
+
+# What Dagster refuses in static keys of multi-partitions, and cannot refuse in dynamic ones.
+UNUSABLE = ("|", "[", "]", ",")
 
 
 def idempotent_schedule(
@@ -37,7 +41,7 @@ def idempotent_schedule(
         made = dg.build_schedule_from_partitioned_job(job, name=label, default_status=default_status, **when)
         if not isinstance(made, dg.ScheduleDefinition):
             raise ConfigurationError(f"{job!r} is not a job with partitions of its own.", field="job")
-        return made
+        return _for_dynamic_subjects(job, job.partitions_def, made) or made
     if cron_schedule is None or when:
         raise ConfigurationError(
             f"Job {job.name!r} has no partitions: give cron_schedule, such as '0 9 * * 1', and nothing else of when.",
@@ -55,5 +59,44 @@ def idempotent_schedule(
         instant = context.scheduled_execution_time.astimezone(UTC).isoformat()
         # Visible, unlike Dagster's own tag, so that a re-execution of selected steps from the UI keeps it.
         return dg.RunRequest(run_key=instant, tags={tags.SCHEDULED_AT: instant})
+
+    return tick
+
+
+def _for_dynamic_subjects(
+    job: dg.JobDefinition, partitions_def: AnyPartitions, made: dg.ScheduleDefinition
+) -> dg.ScheduleDefinition | None:
+    """Make the schedule again where subjects come and go: one that cannot be a partition must not lose the tick."""
+    if not isinstance(partitions_def, dg.MultiPartitionsDefinition):
+        return None
+    found = dimensions_of(partitions_def)
+    if not isinstance(found.subjects, dg.DynamicPartitionsDefinition):
+        return None
+
+    @dg.schedule(
+        job=job,
+        name=made.name,
+        cron_schedule=made.cron_schedule,
+        execution_timezone=made.execution_timezone,
+        default_status=made.default_status,
+    )
+    def tick(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+        with dg.partition_loading_context(context.scheduled_execution_time, context.instance):
+            window = found.time.get_last_partition_key()
+            if window is None:
+                return dg.SkipReason("There is no partition yet.")
+            requests: list[dg.RunRequest] = []
+            for subject in found.subjects.get_partition_keys():
+                if any(character in subject for character in UNUSABLE):
+                    context.log.warning(
+                        "Subject %r gets no run: Dagster cannot join it with a time in a partition key. Rename it "
+                        "without %s.",
+                        subject,
+                        " ".join(UNUSABLE),
+                    )
+                    continue
+                key = dg.MultiPartitionKey({found.subject_name: subject, found.time_name: window})
+                requests.append(dg.RunRequest(run_key=key, partition_key=key))
+            return requests
 
     return tick

@@ -12,7 +12,7 @@ from dagster_idempotent.definitions import metadata, tags
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
-from dagster_idempotent.domain.task import HeldFor, Owner, Task, TaskStatus
+from dagster_idempotent.domain.task import HeldFor, Lease, Owner, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.retry_policy import Verdict, rule_of
@@ -56,6 +56,31 @@ def working_on(
             yield claimed
     except IdempotentError as error:
         stop(context, error, claimed)
+
+
+@contextmanager
+def replaying(
+    context: dg.OpExecutionContext, pipeline: Pipeline[BaseModel], task: Task, ledger: LedgerResource
+) -> Generator[Work]:
+    """Let the block ask for the calls of a completed task again; an answer that is not stored is refused."""
+    # No claim stands behind this lease: the ledger answers reads, and refuses every intent.
+    lease = Lease(pipeline=pipeline.name, task_id=task.task_id, owner=Owner(context.run_id), token=task.fencing_token)
+    work = Work(database=ledger.database(), heartbeat=ledger.heartbeat(), pipeline=pipeline, task=task, lease=lease)
+    try:
+        with work.renewed():
+            yield work
+    except LeaseLost as error:
+        closed = TaskClosed(
+            f"Task {task.task_id} of pipeline {pipeline.name!r} is completed, and {context.op_handle} asked for a call "
+            "that it never made. Nothing was sent. More work on it needs another task: another partition, key or "
+            "version.",
+            task_id=task.task_id,
+            status=task.status,
+        )
+        closed.__cause__ = error
+        stop(context, closed)
+    except IdempotentError as error:
+        stop(context, error)
 
 
 def _claim(

@@ -32,16 +32,19 @@ def test_a_graph_of_ones_own_pays_each_of_its_calls_once(
         "shot-02",
     ]
     assert metered_provider.charges == 3
-    config = {"ops": {"shoot": {"config": {"shots": 5}}}}
-    again = own.launch("episodes_job", partition="2026-08-03", config=config)
+    again = own.launch("episodes_job", partition="2026-08-03")
     assert again.status is dg.DagsterRunStatus.SUCCESS, own.failures(again)
-    assert metered_provider.charges == 3
+    assert own.metadata(again)["shoot"]["calls_replayed"] == 3
     assert len(list(folder.rglob("*.site.json"))) <= 1
 
+    # A completed task is no place for more work.
+    config = {"ops": {"shoot": {"config": {"shots": 5}}}}
+    more = own.launch("episodes_job", partition="2026-08-03", config=config)
+    assert "is completed, and shoot asked for a call that it never made" in own.failures(more)[0]
+    assert metered_provider.charges == 3
 
-def test_more_shots_asked_for_after_a_failure_pay_only_what_is_new(
-    own: Dagster, metered_provider: MeteredProvider
-) -> None:
+
+def test_an_answer_that_no_try_is_left_for_ends_the_op_by_name(own: Dagster, metered_provider: MeteredProvider) -> None:
     metered_provider.fault("answer_with", body_contains="a plot 2", content="no shot")
     first = own.launch("episodes_job", partition="2026-08-03")
     assert first.status is dg.DagsterRunStatus.FAILURE
