@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from dagster_idempotent.engine.file_channel import FileChannel
 from pydantic import BaseModel
 
 from dagster_idempotent.domain.identity import Identity
@@ -19,6 +18,7 @@ from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import Owner
 from dagster_idempotent.engine import stages
 from dagster_idempotent.engine.allocator import Allocator
+from dagster_idempotent.engine.channels.file import FileChannel
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.relay import Channel, Delivery, deliver_task
 from dagster_idempotent.engine.work import claim

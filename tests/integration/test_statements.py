@@ -7,7 +7,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from dagster_idempotent.engine.file_channel import FileChannel
 from pydantic import BaseModel
 
 from dagster_idempotent.domain.identity import Identity
@@ -16,6 +15,7 @@ from dagster_idempotent.domain.submission import CallKey
 from dagster_idempotent.domain.task import Lease, Owner
 from dagster_idempotent.engine import relay, stages
 from dagster_idempotent.engine.allocator import Allocator
+from dagster_idempotent.engine.channels.file import FileChannel
 from dagster_idempotent.engine.guard import Guard
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.work import Work, claim
