@@ -41,6 +41,8 @@ class WorkerHandle:
 
     def __init__(self, path: Path, defaults: dict[str, Any]) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
+        # A worker that hangs fails its test, not the whole run.
+        self._socket.settimeout(120)
         self._socket.connect(str(path))
         self._lines = self._socket.makefile("rw")
         self._defaults = defaults

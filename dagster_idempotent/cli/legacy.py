@@ -14,6 +14,7 @@ from dagster_idempotent.cli.failures import Failure, NeedsOperator
 from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import Function, decision_options, json_option, ledger_options
 from dagster_idempotent.cli.output import print_facts, print_json, say
+from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.legacy import ACCEPTED, WithoutIdentity
 from dagster_idempotent.domain.period import PeriodKind, TaskId
@@ -35,7 +36,7 @@ from dagster_idempotent.store.database import Database
 PROGRESS = 1000
 
 
-@click.group()
+@click.group(cls=Noun)
 def command() -> None:
     """Import old per-week records as tasks, map them to their schedule, check them."""
 
@@ -117,12 +118,11 @@ def import_(
     period: str,
     without_identity: str,
 ) -> None:
-    r"""Import the records of FOLDER, one task each; print a verdict for each.
+    """Import the records of FOLDER, one task each; print a verdict for each.
 
     Nothing is guessed: what is ambiguous is refused with its reason (exit code 3), the rest is done. Killed and started
     again, it goes on where it was. A dry run prints the same and writes nothing.
 
-    \b
     Example:
       dagster-idempotent legacy import ./digests --pipeline weekly_digest --dry-run --actor ada --reason history
     """
@@ -175,12 +175,10 @@ def map_(
     subject: str | None,
     version: str | None,
 ) -> None:
-    r"""Say which invocation an imported task was, or that it was none; allocation in its week goes on.
+    """Say which invocation an imported task was, or that it was none; allocation in its week goes on.
 
-    \b
     Example:
-      dagster-idempotent legacy map 2026-W31-0 --pipeline weekly_digest --scheduled-at 2026-07-27T09:00:00Z \
-          --actor ada --reason "the tick of Monday"
+      dagster-idempotent legacy map 2026-W31-0 --pipeline weekly_digest --unrelated --actor ada --reason "by hand"
     """
     if sum((bool(scheduled_at), bool(key), unrelated)) != 1:
         raise click.UsageError("Give exactly one of --scheduled-at, --key and --unrelated.")
@@ -224,12 +222,11 @@ def check(
     collection: str,
     adapter: Adapter,
 ) -> None:
-    r"""Compare the records of FOLDER (and of MOVE_TO) with what their import left in the ledger.
+    """Compare the records of FOLDER (and of MOVE_TO) with what their import left in the ledger.
 
     Hashes of files and documents are computed again, costs, references, approvals and times compared. It reads only; a
     second run prints the same. Exit code 1 says that something differs.
 
-    \b
     Example:
       dagster-idempotent legacy check ./digests --pipeline weekly_digest
     """

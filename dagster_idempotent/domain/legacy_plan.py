@@ -63,6 +63,7 @@ class Plan:
     """A task as it will stand in the ledger, but for its sequence."""
 
     record: LegacyRecord
+    record_sha256: str
     period_id: PeriodId
     identity: Identity | None
     unrelated: bool
@@ -120,6 +121,7 @@ def _plan(record: LegacyRecord, rules: Rules) -> Plan:
     status, held_for = _status(state, calls)
     return Plan(
         record=record,
+        record_sha256=record.sha256,
         period_id=period_id,
         identity=identity,
         unrelated=identity is None and (state.unrelated or rules.without_identity is WithoutIdentity.UNRELATED),

@@ -21,8 +21,8 @@ from dagster_idempotent.domain.fingerprint import differing_fields, fingerprint
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import Lease
 from dagster_idempotent.engine.allocator import get_task
-from dagster_idempotent.engine.work import lease_lost
-from dagster_idempotent.errors import ConfigurationError, DatabaseUnavailable, LeaseLost, PayloadMismatch
+from dagster_idempotent.engine.work import stopped
+from dagster_idempotent.errors import ConfigurationError, DatabaseUnavailable, LeaseLost, PayloadMismatch, TaskHeld
 from dagster_idempotent.store import effects
 from dagster_idempotent.store.database import Connection, Database, is_lost
 from dagster_idempotent.store.effects import Effect, Recorded
@@ -204,7 +204,7 @@ def _encoded(name: str, result: JsonValue) -> str:
         ) from error
 
 
-def _lost(database: Database, this: Effect, lease: Lease | None) -> LeaseLost:
+def _lost(database: Database, this: Effect, lease: Lease | None) -> LeaseLost | TaskHeld:
     if lease is None:  # without a lease nothing fences
         raise AssertionError(f"effect {this.name!r} was undone without a fence")
-    return lease_lost(get_task(database, lease.pipeline, lease.task_id), lease)
+    return stopped(database, lease)

@@ -129,7 +129,7 @@ class ChatCompletionsProvider:
 
     def find(self, keys: Sequence[IdempotencyKey]) -> Finding:
         """Look up each key; the first that the service knows decides."""
-        complete = self._look_up_path is not None
+        complete = self._look_up_path is not None and bool(keys)
         for key in keys:
             finding = self._find_one(key)
             if not isinstance(finding, NotFound):
@@ -198,15 +198,23 @@ class ChatCompletionsProvider:
         found = _object(response.body)
         if response.status != 200 or found is None or not isinstance(found.get("requests"), list):  # noqa: PLR2004
             return LookUpFailed(reason=f"HTTP {response.status}: {_excerpt(response.body)}".replace(secret, "***"))
-        rows = cast("list[Mapping[str, object]]", found["requests"])
+        rows = cast("list[object]", found["requests"])
         if not rows:
             return NotFound(complete=found.get("complete") is True)
-        reference = str(rows[0]["id"])
-        raw = rows[0].get("response")
-        if not isinstance(raw, dict):
-            return Unfinished(remote_ref=reference)
-        outcome = self._succeeded(json.dumps(raw).encode(), cast("Mapping[str, object]", raw), {"looked_up": True})
-        return outcome if isinstance(outcome, Succeeded) else LookUpFailed(reason=outcome.reason)
+        if len(rows) > 1:
+            logger.error("chat_completions.accepted_more_than_once", extra={"key": key, "times": len(rows)})
+        return self._found(rows[0])
+
+    def _found(self, row: object) -> Finding:
+        match row:
+            case {"id": str(reference), "response": dict() as found} if reference:  # pyright: ignore[reportUnknownVariableType] - any JSON
+                raw = cast("Mapping[str, object]", found)
+                outcome = self._succeeded(json.dumps(raw).encode(), raw, {"looked_up": True})
+                return outcome if isinstance(outcome, Succeeded) else LookUpFailed(reason=outcome.reason)
+            case {"id": str(reference), "response": None} if reference:
+                return Unfinished(remote_ref=reference)
+            case _:
+                return LookUpFailed(reason="the look-up found something that this adapter cannot read")
 
 
 def _encoded(request: ChatRequest) -> bytes:

@@ -188,6 +188,7 @@ def _replicated(connection: Connection, result: Result) -> Result:
         connection.unreplicated = False
         raise DatabaseUnavailable(
             "PostgreSQL stopped waiting for its synchronous standby: the last commit is on the primary only and a "
-            "failover could lose it. Nothing was sent on its strength. Bring the standby back, then run again.",
+            "failover could lose it. No request leaves on its strength. Bring the standby back; a run started "
+            "afterwards finds what was recorded.",
         )
     return result

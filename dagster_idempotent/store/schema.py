@@ -43,7 +43,11 @@ _MIGRATION_LOCK = 6_402_117_733_051
 def upgrade(database: Database) -> str:
     """Create or upgrade the ledger schema; return its version. Two processes at once are safe."""
     engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(database.url), poolclass=pool.NullPool
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(database.url),
+        poolclass=pool.NullPool,
+        # The second of two upgrades has to see what the first one committed while it waited for the lock.
+        isolation_level="READ COMMITTED",
     )
     with engine.begin() as connection:
         plain = connection.execution_options(no_parameters=True)

@@ -28,6 +28,8 @@ CHANGES = {
     "calls resend",
     "outbox resolve",
     "prune",
+    "legacy import",
+    "legacy map",
 }
 CHANGES_WITHOUT_A_DECISION = {"schema upgrade", "postgres start", "postgres stop", "calls reconcile", "outbox deliver"}
 

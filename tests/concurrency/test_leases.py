@@ -187,7 +187,7 @@ def test_a_claim_waits_while_a_sender_is_alive(
     crew: "Crew", ledger_url: str, sql: Sql, metered_provider: MeteredProvider
 ) -> None:
     provider = {"base_url": metered_provider.base_url, "api_key_variable": "K", "look_up_path": "/lookup"}
-    settings = {"pipeline": SHORT, "provider": provider, "environment": {"K": "k"}}
+    settings = {"provider": provider, "environment": {"K": "k"}}
     first, second = crew.connected(2, url=ledger_url, **settings)
     task_id = first.ask("allocate")
     first.ask("claim", task_id=task_id, owner="first")
@@ -197,7 +197,7 @@ def test_a_claim_waits_while_a_sender_is_alive(
     answer = second.refused("claim", task_id=task_id, owner="second", finished=["first"])
     assert answer["error"] == "LeaseBusy"
     assert "is being sent" in answer["text"]
-    assert 0 < float(answer["facts"]["retry_after"]) <= 0.4
+    assert 0 < float(answer["facts"]["retry_after"]) <= 30
     assert task_row(sql, task_id)["attempts"] == 1
     metered_provider.release()
     assert "value" in first.answer()

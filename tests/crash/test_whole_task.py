@@ -46,7 +46,7 @@ class World:
     sql: Sql
     folder: Path
 
-    def worker(self, *, url: str | None = None, base_url: str | None = None) -> "WorkerHandle":
+    def worker(self, *, url: str | None = None, base_url: str | None = None, **provider: object) -> "WorkerHandle":
         """Start a worker whose ways to PostgreSQL and to the provider may lead through a proxy."""
         return self.crew.worker(
             url=url or self.url,
@@ -56,14 +56,15 @@ class World:
                 "api_key_variable": "K",
                 "look_up_path": "/lookup",
                 "settle_delay": SETTLE_DELAY,
+                **provider,
             },
             environment={"K": "k"},
             folder=str(self.folder),
         )
 
-    def finish(self, subject: str) -> str:
+    def finish(self, subject: str, **provider: object) -> str:
         """Start Dagster runs, one after the other, until one has done the task; return its id."""
-        worker = self.worker()
+        worker = self.worker(**provider)
         pause = threading.Event()
         for attempt in range(ATTEMPTS):
             worker.tell("whole_task", subject=subject, owner=f"{subject}-again-{attempt}", finished=["*"])
@@ -242,6 +243,47 @@ def test_a_cut_at_a_message_of_the_provider(
     proxy.at(n, action=proxy.cut_all, direction=direction, when=when)
     run_to_its_end(worker, subject)
     world.check(world.finish(subject), before)
+
+
+HONOURS_KEYS = {"look_up_path": None, "key_window": 3600}
+
+
+def survive_fault_in_a_resend(world: World, proxies: Callable[[], FaultProxy], n: int, *, killed: bool) -> None:
+    """A run loses the answer; the next one, under the fault, sends the same key again to a provider without look-up."""
+    subject = f"resend-{n}-{killed}"
+    before = world.provider.charges
+    world.provider.configure(deduplicate=True)
+    world.provider.fault("accept_then_drop")
+    first = world.worker(**HONOURS_KEYS)
+    # On a busy machine the send window may end before the first byte: then nothing left, and the next try sends.
+    while first.refused("whole_task", subject=subject, owner=f"{subject}-lost")["error"] != "CallInDoubt":
+        assert world.provider.charges == before
+    proxy = proxies()
+    worker = world.worker(url=proxy.url_for(world.url), **HONOURS_KEYS)
+    proxy.at(n, action=kill(worker, proxy) if killed else proxy.cut_all, when=When.AFTER)
+    with suppress(Exception):
+        worker.tell("whole_task", subject=subject, owner=f"{subject}-first", finished=["*"])
+        worker.answer()
+    world.check(world.finish(subject, **HONOURS_KEYS), before)
+    world.provider.configure(deduplicate=False)
+    proxy.close()
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "reply lost"])
+@pytest.mark.parametrize("n", range(5, MESSAGES, 25))
+def test_a_fault_in_a_resend_under_the_same_key(
+    world: World, database_proxy: Callable[[], FaultProxy], n: int, *, killed: bool
+) -> None:
+    survive_fault_in_a_resend(world, database_proxy, n, killed=killed)
+
+
+@pytest.mark.explore
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "reply lost"])
+@pytest.mark.parametrize("n", range(1, MESSAGES))
+def test_a_fault_at_every_message_of_a_resend(
+    world: World, database_proxy: Callable[[], FaultProxy], n: int, *, killed: bool
+) -> None:
+    survive_fault_in_a_resend(world, database_proxy, n, killed=killed)
 
 
 @pytest.mark.explore

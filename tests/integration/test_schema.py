@@ -23,7 +23,7 @@ from dagster_idempotent.domain.period import PeriodKind, period_id_for
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.errors import PipelineConflict, SchemaMismatch
-from dagster_idempotent.store import schema
+from dagster_idempotent.store import schema, version
 from dagster_idempotent.store.database import Database
 
 if TYPE_CHECKING:
@@ -121,6 +121,13 @@ class TestSubmissions:
             sql.execute(
                 "UPDATE dagster_idempotent.submissions SET state = %s, settled_by = 'operator', settled_at = now()",
                 [state],
+            )
+        if state == submission.SubmissionState.ABANDONED:
+            with pytest.raises(errors.RestrictViolation, match="only an operator may allow another"):
+                insert(submission=2)
+            sql.execute(
+                "INSERT INTO dagster_idempotent.resends (pipeline, task_id, call_key, submission, actor, reason) "
+                "SELECT pipeline, task_id, call_key, submission, 'ada', 'ticket' FROM dagster_idempotent.submissions"
             )
         insert(submission=2)
 
@@ -578,9 +585,9 @@ class TestUpgrade:
         assert self._objects(empty_url) == []
 
     def test_an_old_schema_names_the_command(self, ledger: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(schema, "wanted_version", lambda: "0002")
+        monkeypatch.setattr(version, "wanted_version", lambda: "9999")
         with pytest.raises(
-            SchemaMismatch, match=r"has the ledger schema 0001.*wants 0002.*dagster-idempotent schema upgrade"
+            SchemaMismatch, match=r"has the ledger schema \d+.*wants 9999.*dagster-idempotent schema upgrade"
         ):
             schema.check(ledger)
 

@@ -29,6 +29,7 @@ from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import CallNotSent, IdempotentError
 from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
+from dagster_idempotent.providers.single_send import _httpcore, _tls
 from dagster_idempotent.store import leases
 from dagster_idempotent.store.database import Database
 
@@ -123,7 +124,7 @@ class Worker:
         with self.work.renewed():
             calls = Calls(self.work, self.provider(order))
             calls.call(order.get("call", "summary"), request_of(order))
-            result = calls.results[-1]
+            result = calls.work.results[-1]
         return {"replayed": result.replayed, "settled_by": result.settled_by, "submission": result.submission}
 
     def call_in_fork_too(self, order: Order) -> object:
@@ -158,7 +159,7 @@ class Worker:
         return {
             "child": child,
             "state_after_child": seen["state_after_child"],
-            "replayed": calls.results[-1].replayed,
+            "replayed": calls.work.results[-1].replayed,
         }
 
     def renew_in_child_too(self, order: Order) -> object:
@@ -178,6 +179,25 @@ class Worker:
             ) != {"owner": order["own"]}:
                 os.sched_yield()
         return child
+
+    def query_in_fork_too(self, order: Order) -> object:
+        """Ask for the backend's pid before a fork, in the child, and in the parent after the child has ended."""
+        database = self.database(order)
+
+        def backend() -> int:
+            row = database.run(lambda c: c.execute("SELECT pg_backend_pid() AS pid").fetchone())
+            assert row is not None
+            return row["pid"]
+
+        before = backend()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, str(backend()).encode())
+            database.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        return {"before": before, "child": int(os.read(read, 20)), "after": backend()}
 
     def whole_task(self, order: Order) -> object:
         """Allocate, claim, collect, call, persist and deliver, as the ops of one run do it."""
@@ -239,6 +259,9 @@ def serve(connection: socket.socket) -> None:
 
 def main(path: Path) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # What every worker would load within its first, short send window.
+    _httpcore()
+    _tls()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(128)

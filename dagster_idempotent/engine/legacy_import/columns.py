@@ -13,13 +13,13 @@ PREFIX = "legacy/"
 
 
 def imported_task(
-    plan: Plan, pipeline: str, sizes: Mapping[str, int], metadata: Mapping[str, str | None]
+    plan: Plan, pipeline: str, metadata: Mapping[str, str | None], *, sizes: Mapping[str, int]
 ) -> ImportedTask:
-    """Return the rows of a record; `sizes` are those of its files, `metadata` says who imports it from where."""
+    """Return the rows of a record; `metadata` says who imports it from where, `sizes` are of its checked files."""
     record, identity = plan.record, plan.identity
     completed = plan.status is TaskStatus.COMPLETED
     output_sha256 = sha256(record.output.encode()).hexdigest() if completed else None
-    shown = output_sha256 or record.sha256
+    shown = output_sha256 or plan.record_sha256
     columns: dict[str, Any] = {
         "pipeline": pipeline,
         "period_id": plan.period_id,
@@ -35,8 +35,8 @@ def imported_task(
         "held_for": plan.held_for,
         "completed_at": None if not completed or plan.completed_at is None else plan.completed_at.isoformat(),
         "output_sha256": output_sha256,
-        "import_metadata": {**metadata, "record_sha256": record.sha256},
-        "calls": [_call(call, record.sha256) for call in plan.calls],
+        "import_metadata": {**metadata, "record_sha256": plan.record_sha256},
+        "calls": [_call(call, plan.record_sha256) for call in plan.calls],
         "approvals": [_approval(approval, shown) for approval in record.state.approvals],
         "artifacts": [*_documents(record.documents), *_files(plan, sizes)],
     }
@@ -100,4 +100,5 @@ def _files(plan: Plan, sizes: Mapping[str, int]) -> list[dict[str, object]]:
             "uri": f"legacy:{file.path}",
         }
         for file in plan.record.state.media
+        if file.path in sizes
     ]

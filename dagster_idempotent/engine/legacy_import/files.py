@@ -28,9 +28,9 @@ def file_sizes(folder: Path, record: LegacyRecord) -> Mapping[str, int] | Refusa
     return sizes
 
 
-def is_below(folder: Path, source: str) -> bool:
-    """Whether a record's directory lies in the folder that is imported, links followed."""
-    return bool(source) and (folder / source).resolve().is_relative_to(folder.resolve())
+def is_below(root: Path, source: str) -> bool:
+    """Whether a record's directory lies below `root`, which is resolved, links followed."""
+    return bool(source) and (root / source).resolve().is_relative_to(root)
 
 
 def check_target(folder: Path, target: Path) -> None:

@@ -84,13 +84,14 @@ class _Importer:
 
     def take(self, plan: Plan) -> Finding:
         record = plan.record
-        task = imported_task(plan, self._what.name, dict.fromkeys(self._paths(plan), 0), self._metadata(plan))
+        # Files are hashed only where that can change anything.
+        task = imported_task(plan, self._what.name, self._metadata(plan), sizes={})
         seen = self._database.run(lambda c: legacy.inspect_record(c, task))
         if seen.verdict == "new":
             sizes = file_sizes(self._what.folder, record)
             if isinstance(sizes, Refusal):
                 return _refused(sizes)
-            task = imported_task(plan, self._what.name, sizes, self._metadata(plan))
+            task = imported_task(plan, self._what.name, self._metadata(plan), sizes=sizes)
             seen = self._numbered(plan, seen) if self._dry_run else self._import(task)
         finding = self._finding(plan, seen)
         if finding.verdict in ACCEPTED and finding.task_id and self._what.move_to and not self._dry_run:
@@ -134,14 +135,11 @@ class _Importer:
             "import_id": self._import_id,
         }
 
-    @staticmethod
-    def _paths(plan: Plan) -> list[str]:
-        return [file.path for file in plan.record.state.media]
-
 
 def _read(what: Import) -> Iterable[LegacyRecord | Refusal]:
+    root = what.folder.resolve()
     for item in what.adapter(what.folder):
-        if isinstance(item, LegacyRecord) and not is_below(what.folder, item.source):
+        if isinstance(item, LegacyRecord) and not is_below(root, item.source):
             reason = f"its directory {item.source!r} is not below the folder that is imported"
             yield Refusal(source=item.label, verdict=Verdict.UNSAFE_PATH, reason=reason)
         else:

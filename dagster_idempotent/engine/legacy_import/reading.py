@@ -20,15 +20,17 @@ _SHOWN_PROBLEMS = 5
 
 def read_weeks(folder: Path) -> Iterator[LegacyRecord | Refusal]:
     """Yield a record for every directory of `folder`, by name; files and hidden directories are no records."""
-    for name in sorted(os.listdir(folder)):  # noqa: PTH208 - names only: a million of them still fit
-        directory = folder / name
-        if name.startswith(".") or not directory.is_dir():
+    with os.scandir(folder) as entries:
+        # The entries only: a million of them still fit.
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        if entry.name.startswith(".") or not entry.is_dir():
             continue
-        if directory.is_symlink():
+        if entry.is_symlink():
             reason = "it is a symbolic link; import the folder that it points into"
-            yield Refusal(source=name, verdict=Verdict.UNSAFE_PATH, reason=reason)
+            yield Refusal(source=entry.name, verdict=Verdict.UNSAFE_PATH, reason=reason)
         else:
-            yield read_week(directory)
+            yield read_week(Path(entry.path))
 
 
 def read_week(directory: Path) -> LegacyRecord | Refusal:

@@ -34,7 +34,7 @@ class Spool:
             return
         record = examined.record
         self._sources[record.source] += 1
-        self._contents[bytes.fromhex(record.sha256)] += 1
+        self._contents[bytes.fromhex(examined.record_sha256)] += 1
         if examined.identity is not None:
             self._keys[bytes.fromhex(examined.identity.run_id)] += 1
         self._plans.append((examined.order, self._write(record.model_dump(mode="json"))))
@@ -65,8 +65,8 @@ class Spool:
         if plan.identity is not None and self._keys[bytes.fromhex(plan.identity.run_id)] > 1:
             reason = f"another record has the key {plan.identity.allocation_key} too"
             return Refusal(source=label, verdict=Verdict.ONE_KEY, reason=reason)
-        if self._contents[bytes.fromhex(plan.record.sha256)] > 1:
-            reason = f"another record has the content {plan.record.sha256} too"
+        if self._contents[bytes.fromhex(plan.record_sha256)] > 1:
+            reason = f"another record has the content {plan.record_sha256} too"
             return Refusal(source=label, verdict=Verdict.SAME_CONTENT, reason=reason)
         return plan
 

@@ -29,7 +29,7 @@ BEGIN
             WHERE (r.pipeline, r.task_id, r.call_key, r.submission, r.kind)
                 = (c.pipeline, c.task_id, c.call_key, c.submission, 'released'));
     -- An answer whose cost nobody can tell was not free: the upper bound stands in until somebody adjusts it.
-    IF p_amount IS NULL AND (s.state = 'succeeded' OR s.late) THEN
+    IF p_amount IS NULL AND s.response_sha256 IS NOT NULL THEN
         SELECT c.amount, c.currency INTO p_amount, p_currency FROM dagster_idempotent.costs c
             WHERE (c.pipeline, c.task_id, c.call_key, c.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
               AND c.kind = 'reserved';
