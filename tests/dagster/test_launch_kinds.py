@@ -175,7 +175,10 @@ def _is_one_task(dagster: Dagster, provider: MeteredProvider) -> dg.DagsterRun:
     return runs[-1]
 
 
-@pytest.mark.parametrize("window", ["TICK_CREATED", "RUN_CREATED", "RUN_LAUNCHED"])
+@pytest.mark.parametrize(
+    "window",
+    ["RUN_CREATED", *(pytest.param(each, marks=pytest.mark.explore) for each in ("TICK_CREATED", "RUN_LAUNCHED"))],
+)
 def test_a_tick_resumed_after_a_kill_of_the_daemon_is_the_same_task(
     window: str, dagster: Dagster, metered_provider: MeteredProvider
 ) -> None:
@@ -204,3 +207,11 @@ def test_two_code_locations_with_one_pipeline_make_one_task(
         assert {run.tags["dagster/code_location"] for run in _runs_of(dagster)} == {"first", "second"}
         _is_one_task(dagster, metered_provider)
         assert metered_provider.charges == 2
+
+
+def test_a_range_of_one_partition_is_that_partition(dagster: Dagster, metered_provider: MeteredProvider) -> None:
+    dagster.backfill_asset("ranged", ["2026-08-03"])
+    dagster.materialise("ranged", "2026-08-03")
+    assert {run.tags[ALLOCATION_KEY] for run in dagster.runs()} == {"ranged/2026-08-03T00:00:00Z"}
+    assert {run.status for run in dagster.runs()} == {dg.DagsterRunStatus.SUCCESS}
+    assert metered_provider.charges == 1

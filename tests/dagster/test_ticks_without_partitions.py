@@ -62,26 +62,26 @@ def test_a_cron_edited_within_the_hour_keeps_the_key_of_the_same_instant(
 
 
 @pytest.mark.parametrize(
-    ("cron", "instants"),
+    ("cron", "since", "instants"),
     [
         # 02:00 does not exist in New York on 8 March 2026: one tick, at 03:00.
-        ("0 2 * * *", ["2026-03-08T07:00:00Z"]),
+        ("0 2 * * *", "2026-03-08T05:30:00Z", ["2026-03-08T07:00:00Z"]),
         # 01:00 comes twice on 1 November 2026: once for a daily schedule, and as two instants for an hourly one.
-        ("0 1 * * *", ["2026-11-01T06:00:00Z"]),
-        ("0 * * * *", ["2026-11-01T05:00:00Z", "2026-11-01T06:00:00Z"]),
+        ("0 1 * * *", "2026-11-01T04:30:00Z", ["2026-11-01T06:00:00Z"]),
+        ("0 * * * *", "2026-11-01T04:30:00Z", ["2026-11-01T05:00:00Z", "2026-11-01T06:00:00Z"]),
     ],
     ids=["an hour that is left out", "an hour that comes twice", "every hour"],
 )
 def test_each_instant_of_a_day_with_a_clock_change_is_one_task(
-    cron: str, instants: list[str], start_dagster: START, folder: Path, metered_provider: MeteredProvider
+    cron: str, since: str, instants: list[str], start_dagster: START, folder: Path
 ) -> None:
-    around = datetime.fromisoformat(instants[0]) - timedelta(minutes=90)
+    started = datetime.fromisoformat(since)
     with start_dagster(code=_with_cron(folder, cron)) as dagster:
-        dagster.start_schedule("every_night", around)
-        for minutes in range(0, 180, 30):
-            dagster.evaluate(around + timedelta(minutes=minutes))
-        assert {key for key, _ in _keys(dagster)} == {f"nightly/{instant}" for instant in instants}
-        assert metered_provider.charges == len(instants)
+        dagster.start_schedule("every_night", started)
+        for minutes in range(0, 120, 30):
+            dagster.evaluate(started + timedelta(minutes=minutes))
+        assert [run.tags[ALLOCATION_KEY] for run in dagster.runs()] == [f"nightly/{instant}" for instant in instants]
+        assert len({run.tags[TASK_ID] for run in dagster.runs()}) == len(instants)
 
 
 def _with_cron(folder: Path, cron: str) -> Path:
