@@ -20,6 +20,7 @@ DAGSTERS_OWN = (
     "ignore:Function `JobDefinition.run_request_for_partition` is deprecated",
     "ignore:InitResourceContext.dagster_run is deprecated",
     "ignore:Function `AssetSelection.sources` is deprecated",
+    "ignore:Parameter `owners` of initializer `SensorDefinition",
     "ignore:Non-compliant tag keys like .'dagster/partition/",
 )
 SECRET = "sk-never-to-be-written-anywhere"  # noqa: S105 - only the metered provider takes it

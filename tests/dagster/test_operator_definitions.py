@@ -1,0 +1,190 @@
+"""The operator's side in Dagster: what turns red, what is launched by itself, what a person decides in a job."""
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+
+from dagster_idempotent import operator_definitions
+from dagster_idempotent.domain.period import TaskId
+from dagster_idempotent.domain.task import TaskStatus
+from dagster_idempotent.engine.allocator import get_task
+from dagster_idempotent.store.database import Database
+from dagster_idempotent.testing.metered_provider import MeteredProvider
+
+WEEK = "2026-08-03"
+TASK = TaskId("2026-W32-0")
+DECIDER = {"actor": "ada", "reason": "ticket 12"}
+ANSWER = {"id": "chat-1", "choices": [{"message": {"content": json.dumps({"title": "found", "highlights": []})}}]}
+
+
+class House:
+    """A code location with its operator definitions, run in this process."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        # Afresh: it reads the test's folder from the environment when it is loaded.
+        code_location = importlib.reload(importlib.import_module("code_location"))
+        self.instance = instance
+        self.resources: dict[str, Any] = dict(code_location.defs.resources or {})
+        operators = operator_definitions(code_location.blind_job, code_location.weekly_job, code_location.report_asset)
+        ours = dg.Definitions(
+            jobs=[code_location.blind_job, code_location.weekly_job],
+            assets=[code_location.report_asset],
+            executor=dg.in_process_executor,
+            resources=self.resources,
+        )
+        self.definitions = dg.Definitions.merge(ours, operators)
+        self.repository = self.definitions.get_repository_def()
+
+    def run(self, job: str, *, partition: str | None = None, config: dict[str, Any] | None = None, **tags: str) -> bool:
+        job_def = self.repository.get_job(job)
+        result = job_def.execute_in_process(
+            instance=self.instance, partition_key=partition, run_config=config, tags=tags, raise_on_error=False
+        )
+        return result.success
+
+    def decide(self, verb: str, **config: Any) -> bool:
+        ops = {"ops": {verb: {"config": {**DECIDER, **config}}}}
+        return self.run(f"idempotency_{verb}", config=ops)
+
+    def tick(self, sensor: str, cursor: str | None = None) -> Any:
+        with dg.build_sensor_context(
+            instance=self.instance, cursor=cursor, resources=self.resources, repository_def=self.repository
+        ) as context:
+            return self.repository.get_sensor_def(sensor).evaluate_tick(context)
+
+
+@pytest.fixture
+def house(folder: Path) -> Iterator[House]:
+    assert folder.exists()
+    with dg.instance_for_test() as instance:
+        yield House(instance)
+
+
+@pytest.fixture
+def expire(ledger: Database) -> Callable[[], None]:
+    """Let every lease and backoff of the ledger be over, as after a night."""
+
+    def let_time_pass() -> None:
+        with psycopg.connect(ledger.url) as connection:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute(
+                "UPDATE dagster_idempotent.submissions SET settle_delay = '0', "
+                "sender_expires_at = now() - interval '1 day'"
+            )
+            connection.execute(
+                "UPDATE dagster_idempotent.tasks SET next_attempt_at = NULL, "
+                "lease_expires_at = now() - interval '1 day' WHERE owner IS NOT NULL"
+            )
+
+    return let_time_pass
+
+
+def _checks(tick: Any) -> dict[str, bool]:
+    return {event.check_name: event.passed for event in tick.asset_events}
+
+
+def test_attention_is_red_while_a_call_is_in_doubt_and_green_after_a_decision(
+    house: House, metered_provider: MeteredProvider, ledger: Database, expire: Callable[[], None]
+) -> None:
+    metered_provider.fault("accept_then_drop")
+    assert not house.run("blind", partition=WEEK)
+    red = house.tick("idempotency_attention")
+    assert _checks(red) == {"nothing_in_doubt": False, "no_dead_letters": True, "cost_within_budget": True}
+    # The same state is reported once, not at every tick.
+    assert not house.tick("idempotency_attention", red.cursor).asset_events
+
+    expire()
+    assert house.decide("resolve", pipeline="blind", outcome="succeeded", answer=json.dumps(ANSWER), cost="0.02 USD")
+    assert _checks(house.tick("idempotency_attention", red.cursor))["nothing_in_doubt"]
+
+    (request,) = house.tick("blind_task_sensor").run_requests
+    assert request.partition_key == WEEK
+    assert house.run("blind", partition=WEEK, **request.tags)
+    assert get_task(ledger, "blind", TASK).output == '{"title":"found","highlights":[]}'
+    assert len(metered_provider.requests()) == 1
+
+
+def test_a_whole_bad_night_is_one_decision(
+    house: House, metered_provider: MeteredProvider, ledger: Database, expire: Callable[[], None]
+) -> None:
+    weeks = ["2026-08-03", "2026-08-10", "2026-08-17"]
+    metered_provider.fault("accept_then_drop", times=len(weeks))
+    for week in weeks:
+        assert not house.run("blind", partition=week)
+    expire()
+    assert not house.decide("resolve", pipeline="blind", outcome="abandoned", cost_up_to="0.01 USD"), "none is priced"
+    assert house.decide("resolve", pipeline="blind", outcome="abandoned", dry_run=True)
+    assert not _checks(house.tick("idempotency_attention"))["nothing_in_doubt"]
+    assert house.decide("resolve", pipeline="blind", outcome="resend")
+    assert _checks(house.tick("idempotency_attention"))["nothing_in_doubt"]
+    for week in weeks:
+        assert house.run("blind", partition=week)
+    assert metered_provider.charges == 2 * len(weeks)
+    with psycopg.connect(ledger.url) as connection:
+        rows = connection.execute("SELECT DISTINCT actor, reason FROM dagster_idempotent.audit WHERE actor = 'ada'")
+        assert rows.fetchall() == [("ada", "ticket 12")]
+
+
+def test_the_task_sensor_launches_a_failed_task_once_for_each_attempt(
+    house: House, folder: Path, metered_provider: MeteredProvider, expire: Callable[[], None]
+) -> None:
+    (folder / "after_payment_weekly_digest").touch()
+    assert not house.run("weekly_digest", partition=f"acme|{WEEK}")
+    expire()
+    first, second = (house.tick("weekly_digest_task_sensor").run_requests for _ in range(2))
+    assert (
+        [request.run_key for request in first] == [request.run_key for request in second] == [f"weekly_digest/{TASK}:1"]
+    )
+    assert house.run("weekly_digest", partition=first[0].partition_key, **first[0].tags)
+    assert not house.tick("weekly_digest_task_sensor").run_requests
+    assert metered_provider.charges == 1
+
+
+def test_a_dead_letter_turns_a_check_red_until_somebody_redrives_or_discards_it(
+    house: House, folder: Path, metered_provider: MeteredProvider, ledger: Database, expire: Callable[[], None]
+) -> None:
+    for _ in range(5):
+        (folder / "after_payment_weekly_digest").touch()
+        assert not house.run("weekly_digest", partition=f"acme|{WEEK}")
+        expire()
+    assert not house.tick("weekly_digest_task_sensor").run_requests
+    assert get_task(ledger, "weekly_digest", TASK).status is TaskStatus.DEAD
+    assert not _checks(house.tick("idempotency_attention"))["no_dead_letters"]
+    assert not house.run("weekly_digest", partition=f"acme|{WEEK}")
+    assert house.run("weekly_digest", partition=f"globex|{WEEK}"), "a dead letter delays nobody"
+
+    assert house.decide("redrive", pipeline="weekly_digest", task=TASK)
+    assert _checks(house.tick("idempotency_attention"))["no_dead_letters"]
+    assert house.run("weekly_digest", partition=f"acme|{WEEK}")
+    assert metered_provider.charges == 2
+    assert not house.decide("discard", pipeline="weekly_digest", task=TASK), "it is completed"
+
+
+def test_the_ledger_asset_counts_and_carries_the_checks(house: House, metered_provider: MeteredProvider) -> None:
+    assert house.run("weekly_digest", partition=f"acme|{WEEK}")
+    assets = [each for each in house.definitions.assets or [] if isinstance(each, dg.AssetsDefinition)]
+    (asset,) = [each for each in assets if each.key == dg.AssetKey("idempotency_ledger")]
+    result = dg.materialize([asset], instance=house.instance, resources=house.resources)
+    (materialization,) = result.asset_materializations_for_node("idempotency_ledger")
+    assert materialization.metadata["tasks"].value == metered_provider.charges == 1
+    checks = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
+    assert checks == dict.fromkeys(
+        ["nothing_in_doubt", "no_dead_letters", "cost_within_budget", "one_accepted_result_per_key"], True
+    )
+
+
+def test_sensors_that_spend_start_stopped_and_the_others_running(house: House) -> None:
+    states = {sensor.name: sensor.default_status.value for sensor in house.repository.sensor_defs}
+    assert states == {
+        "blind_task_sensor": "STOPPED",
+        "weekly_digest_task_sensor": "STOPPED",
+        "report_task_sensor": "STOPPED",
+        "idempotency_outbox": "RUNNING",
+        "idempotency_attention": "RUNNING",
+    }
