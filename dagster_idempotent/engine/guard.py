@@ -20,13 +20,13 @@ from dagster_idempotent.domain.submission import (
     next_step,
 )
 from dagster_idempotent.domain.task import HeldFor
+from dagster_idempotent.engine.call_errors import abandoned, in_progress, not_known
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
 from dagster_idempotent.engine.sending import Sending
 from dagster_idempotent.engine.work import Work, get_task, stopped
 from dagster_idempotent.errors import (
     BudgetExceeded,
-    CallAbandoned,
     CallInDoubt,
     CallInProgress,
     CallNotSent,
@@ -74,9 +74,9 @@ class Guard(Generic[Request, Value]):
                 case Step.REPLAY:
                     return self._replay(call, _known(current), paid_now=_known(current).submission == sent)
                 case Step.WAIT_FOR_SENDER:
-                    raise _in_progress(call, _known(current))
+                    raise in_progress(call, _known(current))
                 case Step.STOP_ABANDONED:
-                    raise _abandoned(call, _known(current))
+                    raise abandoned(call, _known(current))
                 case Step.ADOPT_LATE_ANSWER:
                     late = next(row.submission for row in state.submissions if row.late)
                     self._database.run(lambda c, n=late: submissions.adopt_late_answer(c, call, n))
@@ -128,7 +128,7 @@ class Guard(Generic[Request, Value]):
     ) -> int | None:
         """Commit a new submission and send it; return its number, None where the call has changed since it was read."""
         if sent is not None:
-            raise _not_known(call, _known(current_of(state.submissions)))
+            raise not_known(call, _known(current_of(state.submissions)))
         self._work.check_lease()
         # Before the intent is first issued; a lost COMMIT reply never restarts it.
         window = SendWindow(state.send_window)
@@ -315,35 +315,3 @@ def _known(current: Submission | None) -> Submission:
     if current is None:  # next_step says SEND where there is none
         raise AssertionError("a step that needs a submission was decided without one")
     return current
-
-
-def _not_known(call: Call, row: Submission) -> CallNotSent:
-    return CallNotSent(
-        f"Call {call.call_key!r} of task {call.task_id} left and its answer was lost; {row.error}. It was not charged.",
-        task_id=call.task_id,
-        call_key=call.call_key,
-        submission=row.submission,
-    )
-
-
-def _in_progress(call: Call, row: Submission) -> CallInProgress:
-    seconds = max(0.0, row.sender_expires_in.total_seconds())
-    return CallInProgress(
-        f"Call {call.call_key!r} of task {call.task_id} is being sent by Dagster run {row.owner} (submission "
-        f"{row.submission}); that sender is known to live for {seconds:.0f} s more. Nothing was sent by this run.",
-        task_id=call.task_id,
-        call_key=call.call_key,
-        submission=row.submission,
-        owner=row.owner,
-        retry_after=seconds,
-    )
-
-
-def _abandoned(call: Call, row: Submission) -> CallAbandoned:
-    return CallAbandoned(
-        f"An operator abandoned call {call.call_key!r} of task {call.task_id} (submission {row.submission}). It is "
-        "sent again only by an operator who accepts that it may charge twice.",
-        task_id=call.task_id,
-        call_key=call.call_key,
-        submission=row.submission,
-    )
