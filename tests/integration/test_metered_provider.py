@@ -589,6 +589,9 @@ class TestPlugin:
             "-m",
             "pytest",
             "-q",
+            # Where the package is installed its entry point has loaded the plugin already, under this name.
+            "-p",
+            "no:dagster_idempotent",
             "-p",
             plugin,
             "--rootdir",

@@ -62,10 +62,10 @@ class TestSenders:
             until(lambda: sql.execute(waiting).rowcount)
             paused.pause()
         until(lambda: sql.execute("SELECT FROM dagster_idempotent.submissions WHERE state = 'intended'").rowcount)
-        owner = iter(range(1000))
 
         def done() -> bool:
-            other.tell("claim", task_id=task_id, owner=f"other-{next(owner)}", finished=["*"])
+            # One run that waits, as an op does: attempts count runs, and a quick machine asks often.
+            other.tell("claim", task_id=task_id, owner="other", finished=["*"])
             if "error" in other.answer():
                 return False
             other.tell("call")
