@@ -13,7 +13,7 @@ from example_repo.local_dagster import WORKSPACE, make_home
 
 
 def main() -> None:
-    """Start or attach to PostgreSQL, then become `dagster dev`; arguments after -- go to it."""
+    """Start or attach to PostgreSQL, then become `dagster dev`; further arguments go to it."""
     parser = argparse.ArgumentParser(
         prog="python -m example_repo.dev",
         description=__doc__,

@@ -12,7 +12,6 @@ from dagster_idempotent.domain.money import Money
 from dagster_idempotent.errors import ConfigurationError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Decorator = Callable[[Function], Function]
 
 
 def ledger_options(function: Function) -> Function:

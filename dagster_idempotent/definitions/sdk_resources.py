@@ -4,8 +4,8 @@ Each takes the *name* of the variable with its credential and reads it when a re
 """
 
 from abc import abstractmethod
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -90,6 +90,14 @@ class GuardedOpenAIResource(GuardedSdkResource):
         with clients.openai_client(*self.exchange(context, call)) as client:
             yield client
 
+    @asynccontextmanager
+    async def get_async_client(
+        self, context: dg.OpExecutionContext, *, call: str | None = None
+    ) -> AsyncGenerator["openai.AsyncOpenAI"]:
+        """Give an asynchronous client; enter it within the op's own thread, as by `asyncio.run`."""
+        async with clients.async_openai_client(*self.exchange(context, call)) as client:
+            yield client
+
 
 class GuardedAnthropicResource(GuardedSdkResource):
     """`anthropic.Anthropic`, guarded; in place of dagster-anthropic's AnthropicResource."""
@@ -104,6 +112,14 @@ class GuardedAnthropicResource(GuardedSdkResource):
     ) -> Generator["anthropic.Anthropic"]:
         """Give a client whose paid requests are the call `call`, or that of the surrounding `call_key` block."""
         with clients.anthropic_client(*self.exchange(context, call)) as client:
+            yield client
+
+    @asynccontextmanager
+    async def get_async_client(
+        self, context: dg.OpExecutionContext, *, call: str | None = None
+    ) -> AsyncGenerator["anthropic.AsyncAnthropic"]:
+        """Give an asynchronous client; enter it within the op's own thread, as by `asyncio.run`."""
+        async with clients.async_anthropic_client(*self.exchange(context, call)) as client:
             yield client
 
 

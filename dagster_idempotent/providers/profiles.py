@@ -19,7 +19,6 @@ REFUSED_BEFORE_WORK = "HTTP defines it as a refusal of the request itself, befor
 HTTP_REFUSALS: Mapping[int, str] = MappingProxyType(
     dict.fromkeys((400, 401, 402, 403, 404, 405, 411, 413, 415, 422, 425), REFUSED_BEFORE_WORK)
 )
-JSON_TYPES = ("application/json", "*+json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
