@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dagster_idempotent.definitions.asset_channel import AssetChannel
     from dagster_idempotent.definitions.jobs import idempotent_asset, idempotent_graph, idempotent_job
     from dagster_idempotent.definitions.operator_definitions import operator_definitions
     from dagster_idempotent.definitions.ops import allocate_op, collect_op, deliver_op, persist_op, transform_op
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from dagster_idempotent.engine.channels.http import HttpChannel
     from dagster_idempotent.engine.channels.paid import PaidChannel
     from dagster_idempotent.engine.channels.sql import SqlChannel
+    from dagster_idempotent.engine.effects import EffectTransaction
     from dagster_idempotent.engine.files import write_artifact
     from dagster_idempotent.engine.tables import replace_rows
     from dagster_idempotent.errors import DeliveryInDoubt, DeliveryNotSent
@@ -43,11 +45,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AllocatorResource",
+    "AssetChannel",
     "Backoff",
     "Budget",
     "DeliveryInDoubt",
     "DeliveryNotSent",
     "DeliveryPolicy",
+    "EffectTransaction",
     "FileChannel",
     "GuardedAnthropicResource",
     "GuardedChatCompletionsResource",
@@ -83,6 +87,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "definitions.asset_channel": ("AssetChannel",),
     "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
     "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
     "definitions.operator_definitions": ("operator_definitions",),
@@ -111,6 +116,7 @@ _HOMES = {
     "engine.channels.http": ("HttpChannel",),
     "engine.channels.paid": ("PaidChannel",),
     "engine.channels.sql": ("SqlChannel",),
+    "engine.effects": ("EffectTransaction",),
     "engine.files": ("write_artifact",),
     "engine.tables": ("replace_rows",),
     "errors": ("DeliveryInDoubt", "DeliveryNotSent"),

@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import BaseModel, Field
 
 from dagster_idempotent.definitions import metadata, tags
+from dagster_idempotent.definitions.asset_channel import reporting_to
 from dagster_idempotent.definitions.keys import AnyPartitions, identity_of, identity_tags
 from dagster_idempotent.definitions.resources import AllocatorResource, GuardedProviderResource, LedgerResource
 from dagster_idempotent.definitions.signatures import Body, UserFunction, make_op, read_function
@@ -211,7 +212,9 @@ def deliver_op(pipeline: AnyPipeline, channels: Channels, *, name: str = "delive
         ledger: LedgerResource = given["ledger"]
         try:
             task = get_task(ledger.database(), pipeline.name, TaskId(given["task"]))
-            deliveries = deliver_task(ledger.database(), pipeline.name, task.task_id, channels)
+            deliveries = deliver_task(
+                ledger.database(), pipeline.name, task.task_id, reporting_to(channels, context.instance)
+            )
         except IdempotentError as error:
             stop(context, error)
         context.add_output_metadata({**metadata.of_task(task), **metadata.of_deliveries(deliveries)})

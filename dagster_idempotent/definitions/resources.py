@@ -4,7 +4,8 @@ Setting one up is cheap: connections open late, and a credential is named here a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from decimal import Decimal
 from functools import cache
@@ -18,10 +19,13 @@ from dagster_idempotent import embedded
 from dagster_idempotent.domain.backoff import duration
 from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.money import Money
+from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
-from dagster_idempotent.domain.task import Task
-from dagster_idempotent.engine.allocator import Allocator
+from dagster_idempotent.domain.task import Lease, Task
+from dagster_idempotent.engine import effects
+from dagster_idempotent.engine.allocator import Allocator, get_task
 from dagster_idempotent.engine.calls import Calls
+from dagster_idempotent.engine.effects import EffectTransaction
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.work import current_work
@@ -67,6 +71,30 @@ class LedgerResource(_Community):
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat of this process."""
         return _heartbeat(self.database())
+
+    def get_task(self, pipeline: Pipeline[BaseModel], task_id: str) -> Task:
+        """Return a task; raises TaskNotFound, creates nothing."""
+        return get_task(self.database(), pipeline.name, TaskId(task_id))
+
+    @contextmanager
+    def transaction(
+        self, key: str, *, task: Task | None = None, request: object = None
+    ) -> Generator[EffectTransaction]:
+        """Open a transaction on the ledger's own database in which the effect `key` of a task happens, once.
+
+        Put the statements under `if tx.is_first:`, with `tx.execute`, and set `tx.result`; what they change and the
+        record that they did commit together or not at all. A second run changes nothing and finds the first result in
+        `tx.result`. `request` is what the effect depends on: another one under the same key raises PayloadMismatch.
+        In collect and transform the task is the op's own and the commit is fenced: raises LeaseLost, with nothing
+        changed, where another run took the task over. Elsewhere give the task; nothing fences there.
+        """
+        lease: Lease | None = None
+        if task is None:
+            work = current_work()
+            work.check_lease()
+            task, lease = work.task, work.lease
+        with effects.transaction(self.database(), task.pipeline, task.task_id, key, request=request, lease=lease) as tx:
+            yield tx
 
 
 class AllocatorResource(_Community):

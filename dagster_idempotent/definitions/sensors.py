@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_idempotent.definitions import tags
+from dagster_idempotent.definitions.asset_channel import reporting_to
 from dagster_idempotent.definitions.asset_checks import evaluations, look_at
 from dagster_idempotent.definitions.declared import Declared, Declaring, declared_by
 from dagster_idempotent.definitions.resources import GuardedProviderResource, LedgerResource
@@ -74,7 +75,7 @@ def outbox_sensor(*definitions: Declaring, minimum_interval_seconds: int = 30) -
                 tried = deliver_due(
                     ledger.database(),
                     each.pipeline.name,
-                    each.channels,
+                    reporting_to(each.channels, context.instance),
                     limit=DELIVERIES_PER_TICK,
                     heartbeat=ledger.heartbeat(),
                 )

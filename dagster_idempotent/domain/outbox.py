@@ -1,7 +1,7 @@
 """An outbox message: one per task and channel, inserted with the result that it announces."""
 
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
@@ -23,7 +23,10 @@ class MessageState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What a channel delivers; `key` stays the same however often it is tried."""
+    """What a channel delivers; `key` stays the same however often it is tried.
+
+    `partition_key` is the Dagster partition of the launch that planned the task, if it had one.
+    """
 
     pipeline: str
     task_id: TaskId
@@ -35,6 +38,8 @@ class Message:
     sender_expires_in: timedelta | None
     receipt: str | None
     error: str | None
+    created_at: datetime
+    partition_key: str | None
 
     @property
     def key(self) -> str:

@@ -7,8 +7,12 @@ from dagster_idempotent.store.database import Database
 
 
 def freeze(database: Database, pipeline: str, *, who: Who, dry_run: bool = False) -> Decision:
-    """Stop every new paid call; intents that were under way have committed when this returns."""
-    return _freeze(database, pipeline, f"{who.reason} ({who.actor})", who=who, dry_run=dry_run)
+    """Stop every new paid call; intents that were under way have committed when this returns, or refuses."""
+    try:
+        return _freeze(database, pipeline, f"{who.reason} ({who.actor})", who=who, dry_run=dry_run)
+    finally:
+        if not dry_run:
+            database.run(lambda c: decisions.wait_for_intents(c, pipeline))
 
 
 def unfreeze(database: Database, pipeline: str, *, who: Who, dry_run: bool = False) -> Decision:

@@ -96,8 +96,8 @@ def current_work() -> Work:
     work = _current.get()
     if work is None:
         raise ConfigurationError(
-            "A paid call was asked for where no task is claimed. Paid calls belong in the transform function of an "
-            "idempotent job or asset, in the op's own thread; nothing was read or sent.",
+            "A paid call, or a transaction without a task, was asked for where no task is claimed. They belong in the "
+            "functions of an idempotent job or asset, in the op's own thread; nothing was read, sent or changed.",
             field="context",
         )
     return work

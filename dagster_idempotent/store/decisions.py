@@ -117,6 +117,12 @@ def freeze(connection: Connection, pipeline: str, *, why: str | None, who: Who) 
     return _decide(connection, SQL["freeze"], {"pipeline": pipeline, "why": why}, who)
 
 
+def wait_for_intents(connection: Connection, pipeline: str) -> None:
+    """Wait until every intent that began before a freeze was committed has committed too."""
+    for name in ("wait_for_intents", "wait_for_delivery_intents"):
+        connection.execute(SQL[name], {"pipeline": pipeline})
+
+
 def set_limit(
     connection: Connection, pipeline: str, scope: str, *, currency: str, limit: Decimal | None, who: Who
 ) -> Verdict:

@@ -69,7 +69,7 @@ def submission_of(row: Row) -> Submission:
 
 
 def message_of(row: Row) -> Message:
-    """Build a message from a row that holds all columns of `outbox` and `sender_expires_in`."""
+    """Build a message from a row that holds all columns of `outbox`, `sender_expires_in` and `partition_key`."""
     return Message(
         pipeline=row["pipeline"],
         task_id=row["task_id"],
@@ -81,4 +81,6 @@ def message_of(row: Row) -> Message:
         sender_expires_in=row["sender_expires_in"],
         receipt=row["receipt"],
         error=row["error"],
+        created_at=row["created_at"],
+        partition_key=row["partition_key"],
     )

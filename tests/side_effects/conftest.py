@@ -47,7 +47,9 @@ class House:
     def allocate(self, number: int = 0) -> Task:
         at = FIRST_WEEK + timedelta(weeks=number)
         return Allocator(self.database).allocate(
-            self.pipeline, Identity(pipeline=self.pipeline.name, subject="", scheduled_at=at)
+            self.pipeline,
+            Identity(pipeline=self.pipeline.name, subject="", scheduled_at=at),
+            launch={"partition_key": f"{at:%Y-%m-%d}"},
         )
 
     def claim(self, task: Task, owner: str = "run-1", *, finished: bool = False, backoff: bool = False) -> Work:
@@ -64,6 +66,12 @@ class House:
     def complete(self, number: int = 0, channels: Mapping[str, bool] | None = None) -> Task:
         work = self.claim(self.allocate(number))
         return stages.persist(work, Digest(title=f"week {number}"), dagster_run_id="run-1", channels=channels).task
+
+    @property
+    def upstream(self) -> str:
+        """The server's socket, for a proxy in front of it."""
+        with self.database.transaction() as connection:
+            return f"{connection.info.host}/.s.PGSQL.{connection.info.port}"
 
     def messages(self, task: Task) -> Mapping[str, Message]:
         found = self.database.run(lambda c: outbox.list_messages(c, task.pipeline, task.task_id))
@@ -171,11 +179,17 @@ def start_worker() -> Callable[..., BaseProcess]:
 
 
 PRELOADED = [
+    "dagster_idempotent.definitions.asset_channel",
+    "dagster_idempotent.definitions.resources",
     "dagster_idempotent.domain.pipeline",
     "dagster_idempotent.engine.channels.http",
     "dagster_idempotent.engine.effects",
     "dagster_idempotent.engine.relay",
     "dagster_idempotent.engine.sweeping",
+    "dagster_idempotent.providers.chat_completions",
+    # What a Dagster instance loads when it is opened.
+    "alembic.command",
+    "fsspec.registry",
     "httpcore",
     "runpy",
 ]

@@ -8,13 +8,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic
 
-import psycopg
 import pytest
 
 from dagster_idempotent import FileChannel, HttpChannel, SqlChannel
 from dagster_idempotent.domain.outbox import DeliveryPolicy, Message, MessageState
 from dagster_idempotent.domain.task import TaskStatus
-from dagster_idempotent.engine import effects
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.relay import deliver_due
 from dagster_idempotent.engine.sweeping import sweep_pipeline
@@ -45,44 +43,6 @@ def test_a_poison_input_that_kills_each_worker_is_a_dead_letter_while_a_hundred_
     statuses = house.query("SELECT task_id, status, attempts FROM dagster_idempotent.tasks ORDER BY task_id")
     assert {row["status"] for row in statuses if row["task_id"] in others} == {"completed"}
     assert {row["attempts"] for row in statuses if row["task_id"] in others} == {1}
-
-
-def test_killed_at_every_message_and_run_again_the_money_moves_once(house: House, start_worker: Start) -> None:
-    house.change("CREATE TABLE accounts (name text PRIMARY KEY, balance integer NOT NULL CHECK (balance >= 0))")
-    house.change("INSERT INTO accounts VALUES ('A', 20), ('B', 0)")
-    with psycopg.connect(house.database.url) as connection:
-        upstream = f"{connection.info.host}/.s.PGSQL.{connection.info.port}"
-    with FaultProxy(upstream, protocol="postgres") as proxy:
-        url = proxy.url_for(house.database.url)
-        run(start_worker("send", url, house.allocate(10_000).task_id))
-        assert proxy.wait_idle()
-        messages = proxy.counts.to_upstream
-        assert messages > 20
-        for number, (n, when) in enumerate(itertools.product(range(1, messages + 1), ("before", "after"))):
-            house.change("UPDATE accounts SET balance = CASE name WHEN 'A' THEN 20 ELSE 0 END")
-            task = house.allocate(number)
-            assert proxy.wait_idle()
-            victim: list[BaseProcess] = []
-            started = threading.Event()
-
-            def kill(victim: list[BaseProcess] = victim, started: threading.Event = started) -> None:
-                assert started.wait(30)
-                os.kill(victim[0].pid or 0, signal.SIGKILL)
-                proxy.cut_all()
-
-            proxy.at(proxy.counts.to_upstream + n, action=kill, when=when)
-            victim.append(start_worker("send", url, task.task_id))
-            started.set()
-            victim[0].join(60)
-            assert victim[0].exitcode == -signal.SIGKILL
-            with effects.transaction(house.database, task.pipeline, task.task_id, "send") as tx:
-                if tx.is_first:
-                    tx.execute("UPDATE accounts SET balance = balance - 10 WHERE name = 'A'")
-                    tx.execute("UPDATE accounts SET balance = balance + 10 WHERE name = 'B'")
-                    tx.result = "sent"
-            assert tx.result == "sent"
-            balances = {row["name"]: row["balance"] for row in house.query("SELECT * FROM accounts")}
-            assert balances == {"A": 10, "B": 10}, (n, when)
 
 
 def test_two_relays_killed_over_and_over_deliver_sixty_messages_once(
@@ -177,9 +137,7 @@ def test_a_relay_cut_off_at_any_message_delivers_each_message_once(
         "rows": SqlChannel(publish),
         "file": FileChannel(tmp_path),
     }
-    with psycopg.connect(house.database.url) as connection:
-        upstream = f"{connection.info.host}/.s.PGSQL.{connection.info.port}"
-    with FaultProxy(upstream, protocol="postgres") as proxy:
+    with FaultProxy(house.upstream, protocol="postgres") as proxy:
         tasks = []
         for number in itertools.count():
             tasks.append(house.complete(number, dict.fromkeys(channels, True) | {"plain": False}))

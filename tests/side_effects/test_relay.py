@@ -7,8 +7,11 @@ import pytest
 
 from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.outbox import DeliveryPolicy, Message, MessageState
+from dagster_idempotent.engine import messages
+from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.relay import deliver_due, deliver_task
 from dagster_idempotent.errors import ConfigurationError, DeliveryNotSent
+from dagster_idempotent.store.listing import TaskRef
 from dagster_idempotent.store.outbox import SQL
 from tests.side_effects.conftest import House
 
@@ -79,6 +82,25 @@ def test_a_message_out_of_attempts_is_dead_and_keeps_its_payload_and_error(house
     message = house.messages(task)["web"]
     assert (message.state, message.attempts, message.error) == (MessageState.DEAD, 3, "TimeoutError: no answer")
     assert message.payload == '{"title":"week 0"}'
+
+
+@pytest.mark.parametrize("first_state", [MessageState.DEAD, MessageState.IN_DOUBT])
+def test_a_message_that_a_person_sends_again_has_all_its_attempts_again(
+    house: House, first_state: MessageState
+) -> None:
+    task = house.complete(0, {"web": first_state is MessageState.DEAD})
+    ref = TaskRef(pipeline=task.pipeline, task_id=task.task_id)
+    lost = {"web": Recorder(raises=lambda _: TimeoutError("no answer"))}
+    deliver_due(house.database, "weekly_digest", lost, policy=HASTY)
+    while house.messages(task)["web"].state is MessageState.READY:
+        deliver_due(house.database, "weekly_digest", lost, policy=HASTY)
+    assert house.messages(task)["web"].state is first_state
+    who = Who(actor="ada", reason="ticket 812")
+    messages.resolve(house.database, ref, "web", messages.Found.NOT_DELIVERED, evidence="the inbox is empty", who=who)
+    message = house.messages(task)["web"]
+    assert (message.state, message.attempts) == (MessageState.READY, 0)
+    (done,) = deliver_due(house.database, "weekly_digest", {"web": Recorder()}, policy=HASTY)
+    assert (done.delivered_now, done.message.attempts) == (True, 1)
 
 
 def test_an_error_of_a_channel_without_deduplication_is_in_doubt_and_never_goes_again(house: House) -> None:

@@ -6,16 +6,29 @@ import select
 import signal
 from datetime import timedelta
 
+import dagster as dg
 from pydantic import BaseModel
 
-from dagster_idempotent import Backoff, DeliveryPolicy, FileChannel, HttpChannel, Message, Pipeline, SqlChannel
+from dagster_idempotent import (
+    AssetChannel,
+    Backoff,
+    DeliveryPolicy,
+    FileChannel,
+    HttpChannel,
+    LedgerResource,
+    Message,
+    PaidChannel,
+    Pipeline,
+    SqlChannel,
+)
 from dagster_idempotent.domain.task import Owner
-from dagster_idempotent.engine import effects, stages
+from dagster_idempotent.engine import stages
 from dagster_idempotent.engine.heartbeat import Heartbeat
-from dagster_idempotent.engine.relay import deliver_due
+from dagster_idempotent.engine.relay import deliver_due, deliver_task
 from dagster_idempotent.engine.sweeping import due_tasks
 from dagster_idempotent.engine.work import claim
 from dagster_idempotent.errors import LeaseBusy, TaskClosed
+from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
 from dagster_idempotent.store.database import Connection, Database
 
 SHORT = Backoff(base=timedelta(milliseconds=1), cap=timedelta(milliseconds=20))
@@ -70,11 +83,31 @@ def work(url: str, poison: str) -> None:
 
 def send(url: str, task_id: str) -> None:
     """Send 10 from A to B."""
-    with effects.transaction(Database(url), "weekly_digest", task_id, "send") as tx:
+    ledger = LedgerResource(url=url)
+    task = ledger.get_task(Pipeline("weekly_digest", output=Digest), task_id)
+    with ledger.transaction("send", task=task, request={"from": "A", "to": "B", "amount": 10}) as tx:
         if tx.is_first:
             tx.execute("UPDATE accounts SET balance = balance - 10 WHERE name = 'A'")
             tx.execute("UPDATE accounts SET balance = balance + 10 WHERE name = 'B'")
             tx.result = "sent"
+
+
+def report(url: str, task_id: str, home: str) -> None:
+    """Deliver one message to Dagster's asset catalogue."""
+    with dg.DagsterInstance.from_config(home) as instance:
+        deliver_task(Database(url), "weekly_digest", task_id, {"catalogue": AssetChannel("digest", instance=instance)})
+
+
+def charge(url: str, task_id: str, provider: str) -> None:
+    """Deliver one message by a paid call."""
+    os.environ["KEY"] = "secret"
+    adapter = ChatCompletionsProvider(
+        base_url=provider, api_key_variable="KEY", look_up_path="/lookup", settle_delay=timedelta(milliseconds=1)
+    )
+    pipeline = Pipeline("weekly_digest", output=Digest, sender_lease="1s", send_window="900ms")
+    bill = {"model": "m", "messages": [{"role": "user", "content": "bill for one week"}]}
+    channel = PaidChannel(pipeline, adapter, lambda calls, _: calls.call("charge", bill).text)
+    deliver_task(Database(url), "weekly_digest", task_id, {"bill": channel})
 
 
 def _is_over(owner: Owner) -> bool:

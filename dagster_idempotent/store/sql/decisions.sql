@@ -23,6 +23,16 @@ SELECT verdict, before, after FROM dagster_idempotent.revoke_v1(%(id)s, %(actor)
 -- name: freeze
 SELECT verdict, before, after FROM dagster_idempotent.freeze_v1(%(pipeline)s, %(why)s, %(actor)s, %(reason)s)
 
+-- name: wait_for_intents
+-- Once a freeze is committed: an intent that had read "not frozen" holds its task FOR SHARE until it commits.
+SELECT FROM dagster_idempotent.tasks
+WHERE pipeline = %(pipeline)s AND status IN ('running', 'failed') ORDER BY task_id FOR NO KEY UPDATE
+
+-- name: wait_for_delivery_intents
+-- Likewise a relay's, whose message stands in place of the lease.
+SELECT FROM dagster_idempotent.outbox
+WHERE pipeline = %(pipeline)s AND state = 'sending' ORDER BY task_id, channel FOR NO KEY UPDATE
+
 -- name: set_limit
 SELECT verdict, before, after FROM dagster_idempotent.set_limit_v1(
     %(pipeline)s, %(scope)s, %(currency)s, %(limit)s, %(actor)s, %(reason)s)

@@ -1,8 +1,10 @@
 -- Statements of the outbox. No lock spans a delivery.
 
 -- name: list_messages
-SELECT *, sender_expires_at - clock_timestamp() AS sender_expires_in FROM dagster_idempotent.outbox
-WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s ORDER BY position, channel
+SELECT o.*, o.sender_expires_at - clock_timestamp() AS sender_expires_in, t.launch ->> 'partition_key' AS partition_key
+FROM dagster_idempotent.outbox o
+JOIN dagster_idempotent.tasks t ON t.pipeline = o.pipeline AND t.task_id = o.task_id
+WHERE o.pipeline = %(pipeline)s AND o.task_id = %(task_id)s ORDER BY o.position, o.channel
 
 -- name: take_message
 -- One named message, whatever its backoff: somebody asked for it. SKIP LOCKED stands in the claiming statements only.
@@ -18,9 +20,11 @@ WITH free AS (
 UPDATE dagster_idempotent.outbox o SET state = 'sending', sender = %(sender)s,
     sender_expires_at = clock_timestamp() + p.sender_lease,
     attempts = o.attempts + CASE WHEN o.state = 'sending' THEN 0 ELSE 1 END
-FROM free, dagster_idempotent.pipelines p
+FROM free, dagster_idempotent.pipelines p, dagster_idempotent.tasks t
 WHERE (o.pipeline, o.task_id, o.channel) = (free.pipeline, free.task_id, free.channel) AND p.pipeline = o.pipeline
-RETURNING o.*, o.sender_expires_at - clock_timestamp() AS sender_expires_in, p.send_window, p.sender_lease
+  AND t.pipeline = free.pipeline AND t.task_id = free.task_id
+RETURNING o.*, o.sender_expires_at - clock_timestamp() AS sender_expires_in, p.send_window, p.sender_lease,
+    t.launch ->> 'partition_key' AS partition_key
 
 -- name: take_due_message
 -- The message that has been due longest in one channel, or the one that this sender took when the reply got lost.
@@ -44,9 +48,11 @@ WITH mine AS (
 UPDATE dagster_idempotent.outbox o SET state = 'sending', sender = %(sender)s,
     sender_expires_at = clock_timestamp() + p.sender_lease,
     attempts = o.attempts + CASE WHEN o.state = 'sending' THEN 0 ELSE 1 END
-FROM chosen, dagster_idempotent.pipelines p
+FROM chosen, dagster_idempotent.pipelines p, dagster_idempotent.tasks t
 WHERE (o.pipeline, o.task_id, o.channel) = (chosen.pipeline, chosen.task_id, chosen.channel) AND p.pipeline = o.pipeline
-RETURNING o.*, o.sender_expires_at - clock_timestamp() AS sender_expires_in, p.send_window, p.sender_lease
+  AND t.pipeline = chosen.pipeline AND t.task_id = chosen.task_id
+RETURNING o.*, o.sender_expires_at - clock_timestamp() AS sender_expires_in, p.send_window, p.sender_lease,
+    t.launch ->> 'partition_key' AS partition_key
 
 -- name: give_back
 -- By the one process that could have delivered under these senders, and never began: nothing was tried.

@@ -70,21 +70,9 @@ WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s AND call_key = %(call_ke
 RETURNING submission
 
 -- name: claim_resend
--- Same key, same bytes, same row, and only while the provider still honours the key: counted from the key's first
--- intent, less the time in which the request may still leave and land.
-UPDATE dagster_idempotent.submissions s SET sends = s.sends + 1, sender = %(sender)s,
-    owner = %(owner)s, fencing_token = %(token)s, sender_expires_at = clock_timestamp() + p.sender_lease
-FROM dagster_idempotent.pipelines p
-WHERE s.pipeline = %(pipeline)s AND s.task_id = %(task_id)s AND s.call_key = %(call_key)s
-  AND s.submission = %(submission)s AND p.pipeline = s.pipeline AND p.frozen_reason IS NULL
-  AND s.state = 'in_doubt' AND s.sends = %(seen_sends)s AND s.fingerprint = %(fingerprint)s
-  AND clock_timestamp() < s.key_window - p.send_window - s.settle_delay + (
-        SELECT min(k.intended_at) FROM dagster_idempotent.submissions k
-        WHERE k.pipeline = s.pipeline AND k.task_id = s.task_id AND k.call_key = s.call_key
-          AND k.idempotency_key = s.idempotency_key)
-  AND EXISTS (SELECT FROM dagster_idempotent.tasks t WHERE t.pipeline = s.pipeline AND t.task_id = s.task_id
-              AND dagster_idempotent.may_spend_v1(t, %(owner)s, %(token)s))
-RETURNING s.submission
+SELECT submission FROM dagster_idempotent.claim_resend_v1(
+    %(pipeline)s, %(task_id)s, %(call_key)s, %(submission)s, %(fingerprint)s, %(seen_sends)s, %(sender)s, %(owner)s,
+    %(token)s)
 
 -- name: renew_senders
 -- One statement for all sends of a process, whatever lease and task status have become.

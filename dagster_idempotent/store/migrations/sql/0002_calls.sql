@@ -130,7 +130,8 @@ BEGIN
         dagster_idempotent.told_v1(s);
 END $$;
 
--- An operator's word about a delivery: in doubt or dead, to delivered, ready (it goes again) or dead.
+-- An operator's word about a delivery: in doubt or dead, to delivered, ready (it goes again, with all its attempts) or
+-- dead.
 CREATE FUNCTION dagster_idempotent.resolve_message_v1(
     p_pipeline text, p_task_id text, p_channel text, p_state text, p_evidence text, p_actor text, p_reason text)
 RETURNS TABLE (verdict text, before jsonb, after jsonb) LANGUAGE plpgsql AS $$
@@ -158,6 +159,7 @@ BEGIN
             delivered_at = CASE WHEN p_state = 'delivered' THEN clock_timestamp() END,
             receipt = CASE WHEN p_state = 'delivered' THEN p_evidence ELSE x.receipt END,
             error = CASE WHEN p_state = 'delivered' THEN NULL ELSE p_evidence END,
+            attempts = CASE WHEN p_state = 'ready' THEN 0 ELSE x.attempts END,
             next_attempt_at = NULL
         WHERE (x.pipeline, x.task_id, x.channel) = (p_pipeline, p_task_id, p_channel) RETURNING * INTO m;
     PERFORM dagster_idempotent.note_v1(p_actor, 'resolve_message', p_reason, p_pipeline, p_task_id, seen,

@@ -138,13 +138,13 @@ BEGIN
     RETURN QUERY SELECT 'revoked', seen, to_jsonb(given) || jsonb_build_object('messages_already_free', free);
 END $$;
 
--- Freezing (p_why not null) and unfreezing. The running tasks are touched: an intent holds its task FOR SHARE, so it
--- commits before this does, or finds the reason. Verdicts: frozen, unfrozen, missing, changed (it is so already).
+-- Freezing (p_why not null) and unfreezing. Whoever freezes waits afterwards for the intents under way: only once this
+-- is committed does every later intent find the reason. Verdicts: frozen, unfrozen, missing, changed (it is so already).
 CREATE FUNCTION dagster_idempotent.freeze_v1(p_pipeline text, p_why text, p_actor text, p_reason text)
 RETURNS TABLE (verdict text, before jsonb, after jsonb) LANGUAGE plpgsql AS $$
 DECLARE
     home dagster_idempotent.pipelines;
-    touched bigint;
+    running bigint;
     done text := CASE WHEN p_why IS NULL THEN 'unfrozen' ELSE 'frozen' END;
 BEGIN
     SELECT * INTO home FROM dagster_idempotent.pipelines p WHERE p.pipeline = p_pipeline FOR NO KEY UPDATE;
@@ -157,14 +157,11 @@ BEGIN
         RETURN;
     END IF;
     UPDATE dagster_idempotent.pipelines p SET frozen_reason = p_why WHERE p.pipeline = p_pipeline;
-    PERFORM FROM dagster_idempotent.tasks t
-        WHERE t.pipeline = p_pipeline AND t.status IN ('running', 'failed') ORDER BY t.task_id FOR NO KEY UPDATE;
-    UPDATE dagster_idempotent.tasks t SET error = t.error
+    SELECT count(*) INTO running FROM dagster_idempotent.tasks t
         WHERE t.pipeline = p_pipeline AND t.status IN ('running', 'failed');
-    GET DIAGNOSTICS touched = ROW_COUNT;
     PERFORM dagster_idempotent.note_v1(p_actor, CASE WHEN p_why IS NULL THEN 'unfreeze' ELSE 'freeze' END, p_reason,
         p_pipeline, NULL, jsonb_build_object('frozen_reason', home.frozen_reason),
         jsonb_build_object('frozen_reason', p_why));
     RETURN QUERY SELECT done, jsonb_build_object('frozen_reason', home.frozen_reason),
-        jsonb_build_object('frozen_reason', p_why, 'running_tasks', touched);
+        jsonb_build_object('frozen_reason', p_why, 'running_tasks', running);
 END $$;
