@@ -21,9 +21,8 @@ def sends(database: Database, providers: Sequence[str], pipeline: str | None) ->
 
 def calls_never_made(database: Database, providers: Sequence[str], pipeline: str | None) -> Iterator[Row]:
     """Stream the calls that an unfinished task has no record of, though others of its pipeline made them."""
-    return _pages(
-        database, "calls_never_made", ("pipeline", "task_id", "call_key", "provider"), "", providers, pipeline
-    )
+    key = ("pipeline", "task_id", "call_key", "provider")
+    return _pages(database, "calls_never_made", key, "", providers=providers, pipeline=pipeline)
 
 
 def sends_by_provider(connection: Connection, pipeline: str | None) -> Sequence[Row]:
