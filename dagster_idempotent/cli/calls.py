@@ -19,6 +19,7 @@ from dagster_idempotent.cli.options import (
     ledger_options,
     limit_option,
     pipeline_option,
+    providers_option,
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows, say
@@ -127,13 +128,7 @@ def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipe
 @dry_run_option
 @task_argument
 @click.argument("call", metavar="[CALL]", required=False)
-@click.option(
-    "-m",
-    "--providers",
-    required=True,
-    metavar="MODULE:ATTRIBUTE",
-    help="Dagster definitions, a provider, or a list of providers.",
-)
+@providers_option(required=True)
 def reconcile(
     *,
     url: str | None,

@@ -6,11 +6,12 @@ import click
 
 from dagster_idempotent.cli.failures import NEEDS_OPERATOR
 from dagster_idempotent.cli.ledger import opened
-from dagster_idempotent.cli.options import json_option, ledger_options
+from dagster_idempotent.cli.options import json_option, ledger_options, providers_option
 from dagster_idempotent.cli.output import print_json, text_of
 from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.explain import Explanation, explain
 from dagster_idempotent.engine.listing import find_task
+from dagster_idempotent.engine.next_step import PROVIDERS
 
 
 @click.command(cls=Verb)
@@ -18,6 +19,9 @@ from dagster_idempotent.engine.listing import find_task
 @json_option
 @click.argument("key_or_task", metavar="KEY_OR_TASK")
 @click.option("--pipeline", metavar="NAME", help="Pipeline of the task, where its id fits several.")
+@providers_option(
+    required=False, help="Who can be asked about paid calls; written into the commands that ask them. Not loaded here."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -27,6 +31,7 @@ def command(
     as_json: bool,
     key_or_task: str,
     pipeline: str | None,
+    providers: str | None,
 ) -> None:
     """Say who holds a task, since when, on which evidence, what running it again would do and cost, and what is safe.
 
@@ -38,7 +43,7 @@ def command(
       dagster-idempotent explain weekly_digest/2026-08-03T00:00:00Z/subject=acme
     """
     with opened(url, folder) as database:
-        found = explain(database, find_task(database, key_or_task, pipeline=pipeline))
+        found = explain(database, find_task(database, key_or_task, pipeline=pipeline), providers=providers or PROVIDERS)
     if as_json:
         print_json(_document(found))
     else:

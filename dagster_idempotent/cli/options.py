@@ -82,6 +82,22 @@ def task_argument(function: Function) -> Function:
     return click.argument("task", metavar="TASK")(function)
 
 
+def providers_option(
+    *,
+    required: bool,
+    help: str = "Dagster definitions, a provider, or a list of providers.",  # noqa: A002 - click's word
+) -> Callable[[Function], Function]:
+    """Add -m/--providers: which adapters can be asked about paid calls."""
+    return click.option(
+        "-m",
+        "--providers",
+        required=required,
+        envvar="DAGSTER_IDEMPOTENT_PROVIDERS",
+        metavar="MODULE:ATTRIBUTE",
+        help=help,
+    )
+
+
 def pipeline_option(function: Function) -> Function:
     """Add --pipeline as a filter."""
     return click.option("--pipeline", metavar="NAME", help="Only this pipeline.")(function)

@@ -32,7 +32,8 @@ Start at the thing that is stuck:
 
 \b
 Every option can be given as an environment variable: DAGSTER_IDEMPOTENT_POSTGRES_URL, DAGSTER_IDEMPOTENT_ACTOR,
-DAGSTER_IDEMPOTENT_REASON, DAGSTER_IDEMPOTENT_JSON, else DAGSTER_IDEMPOTENT_<NOUN>_<VERB>_<OPTION>.
+DAGSTER_IDEMPOTENT_REASON, DAGSTER_IDEMPOTENT_JSON, DAGSTER_IDEMPOTENT_PROVIDERS, else
+DAGSTER_IDEMPOTENT_<NOUN>_<VERB>_<OPTION>.
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 somebody has to decide.

@@ -6,8 +6,9 @@ from datetime import datetime
 from decimal import Decimal
 
 from dagster_idempotent.domain.money import Money
-from dagster_idempotent.domain.task import TaskStatus
-from dagster_idempotent.engine.next_steps import NextStep, next_steps
+from dagster_idempotent.domain.task import ENDED, TaskStatus
+from dagster_idempotent.engine.next_step import PROVIDERS, NextStep
+from dagster_idempotent.engine.next_steps import next_steps
 from dagster_idempotent.engine.task_facts import Facts, Row, look, short_time
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
@@ -30,10 +31,10 @@ class Explanation:
     needs_operator: bool
 
 
-def explain(database: Database, ref: TaskRef) -> Explanation:
-    """Explain one task; reads only."""
+def explain(database: Database, ref: TaskRef, *, providers: str = PROVIDERS) -> Explanation:
+    """Explain one task; reads only. `providers` (module:attribute) is written into the commands that ask them."""
     facts = look(database, ref)
-    steps = next_steps(facts)
+    steps = next_steps(facts, providers=providers)
     sends, costs = _rerun_sends(facts)
     return Explanation(
         task=ref,
@@ -58,7 +59,9 @@ def _headline(facts: Facts) -> str:
         TaskStatus.FAILED: "Its last attempt failed; another may follow.",
         TaskStatus.HELD: {
             "in_doubt": "It is held: a paid request may or may not have been accepted, and only evidence settles that.",
-            "gate": "It is held: a named person has to approve the spending first.",
+            "gate": "It is held: a named person has to approve the spending first."
+            if facts.waits_for_approval
+            else "It was held, and no approval is missing.",
             "budget": "It is held: what its next call may cost does not fit a limit.",
         }.get(task["held_for"] or "", "It is held."),
         TaskStatus.DEAD: "It is a dead letter: its attempts are spent, or a retry cannot help.",
@@ -128,7 +131,7 @@ def _call_line(row: Row, now: datetime) -> str:
 
 def _rerun_sends(facts: Facts) -> tuple[list[str], list[Money]]:
     """Name the known calls that a new run would send, and what they may cost at most where that is known."""
-    if facts.status in (TaskStatus.COMPLETED, TaskStatus.DEAD, TaskStatus.DISCARDED) or facts.task["frozen_reason"]:
+    if facts.status in ENDED or facts.spent or facts.task["frozen_reason"]:
         return [], []
     sends: list[str] = []
     totals: dict[str, Decimal] = {}
@@ -147,18 +150,23 @@ def _rerun_sends(facts: Facts) -> tuple[list[str], list[Money]]:
 
 def _rerun(facts: Facts, sends: Sequence[str]) -> str:
     """Say what a re-execution now would do."""
-    task = facts.task
     match facts.status:
         case TaskStatus.COMPLETED:
             return "It would return the stored result; nothing would be sent or paid."
         case TaskStatus.DEAD | TaskStatus.DISCARDED:
             return f"It would stop at once: the task is {facts.status}. Nothing would be sent or paid."
-        case TaskStatus.RUNNING | TaskStatus.FAILED if (
-            task["lease_expires_at"] is None or task["lease_expires_at"] > facts.now
-        ):
+        case _ if facts.spent:
+            return _rerun_spent(facts)
+        case TaskStatus.RUNNING | TaskStatus.FAILED if facts.leased:
             return "Another run would stop at once, unless the holder's run is over. Nothing would be sent or paid."
         case _:
             return _rerun_calls(facts, sends)
+
+
+def _rerun_spent(facts: Facts) -> str:
+    if facts.in_state("intended", "in_doubt"):
+        return "It would ask the provider where that has a look-up, and stop: the attempts are spent. Nothing is sent."
+    return "It would make the task a dead letter: the attempts are spent. Nothing would be sent or paid."
 
 
 def _rerun_calls(facts: Facts, sends: Sequence[str]) -> str:

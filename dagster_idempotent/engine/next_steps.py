@@ -3,40 +3,42 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from dagster_idempotent.domain.task import ENDED, TaskStatus
+from dagster_idempotent.engine import call_steps
+from dagster_idempotent.engine.next_step import PROVIDERS, NextStep, decision, look_again
 from dagster_idempotent.engine.task_facts import Facts, Row, short_time
 
-WHO = "--actor NAME --reason TEXT"
+__all__ = ["NextStep", "next_steps"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextStep:
-    """One thing to do: `when` it is right, the command, and whether a person decides something by it."""
+def next_steps(facts: Facts, *, providers: str = PROVIDERS) -> Sequence[NextStep]:
+    """Return the steps for a task, the safest first; `providers` names the adapters that can be asked."""
+    doubtful = [
+        step for row in facts.in_state("intended", "in_doubt") for step in call_steps.in_doubt(facts, row, providers)
+    ]
+    return [*_frozen(facts, providers), *(doubtful or _by_status(facts))]
 
-    when: str
-    command: str
-    decides: bool = False
 
-
-def next_steps(facts: Facts) -> Sequence[NextStep]:
-    """Return the steps for a task, the safest first."""
-    steps: list[NextStep] = []
-    if facts.task["frozen_reason"] and facts.status not in ENDED:
-        command = f"dagster-idempotent pipelines unfreeze {facts.ref.pipeline} {WHO}"
-        steps.append(NextStep(when="the reason for the freeze is gone", command=command, decides=True))
-    doubtful = [step for row in facts.in_state("intended", "in_doubt") for step in _doubtful(facts, row)]
-    return [*steps, *(doubtful or _by_status(facts))]
+def _frozen(facts: Facts, providers: str) -> list[NextStep]:
+    if not facts.task["frozen_reason"] or facts.status in ENDED:
+        return []
+    compare = f"dagster-idempotent verify --against-provider -m {shlex.quote(providers)}"
+    return [
+        NextStep(when="after a failover: the ledger has to agree with its providers; this only reads", command=compare),
+        decision("the reason for the freeze is gone", f"pipelines unfreeze {facts.ref.pipeline}"),
+    ]
 
 
 def _by_status(facts: Facts) -> Sequence[NextStep]:
     match facts.status:
         case TaskStatus.PENDING:
-            return [*_abandoned(facts), _launch(facts, when="now, or wait for the task sensor")]
+            if facts.spent:
+                return [*call_steps.abandoned(facts), _launch(facts, when=_SPENT)]
+            return [*call_steps.abandoned(facts), _launch(facts, when="now, or wait for the task sensor")]
         case TaskStatus.RUNNING | TaskStatus.FAILED:
-            return [*_abandoned(facts), *_worked_on(facts)]
+            return [*call_steps.abandoned(facts), *_worked_on(facts)]
         case TaskStatus.HELD:
             return _held(facts)
         case TaskStatus.DEAD:
@@ -49,169 +51,106 @@ def _by_status(facts: Facts) -> Sequence[NextStep]:
             assert_never(facts.status)
 
 
-def _doubtful(facts: Facts, row: Row) -> list[NextStep]:
-    if row["sending"]:
-        return [
-            _look_again(
-                facts, f"after {short_time(row['sender_expires_at'])}: the sender of {row['call_key']} is alive"
-            )
-        ]
-    call = f"{facts.ref} {shlex.quote(row['call_key'])}"
-    where = f"the provider's records for the key {row['idempotency_key']}"
-    if row["remote_ref"]:
-        where += f" or the reference {row['remote_ref']}"
-    steps: list[NextStep] = []
-    if row["lookup"] == "exact":
-        command = f"dagster-idempotent calls reconcile {call} -m MODULE:ATTRIBUTE"
-        steps.append(NextStep(when="first: the provider can be asked; nothing is sent", command=command))
-    resolve = f"dagster-idempotent calls resolve {call}"
-    steps.append(
-        NextStep(
-            when=f"{where} show the answer",
-            command=f"{resolve} --as succeeded --answer FILE --evidence TEXT {WHO}",
-            decides=True,
-        )
-    )
-    steps.append(
-        NextStep(
-            when=f"{where} show it unfinished",
-            command=f"{resolve} --as accepted --remote-ref REFERENCE --evidence TEXT {WHO}",
-            decides=True,
-        )
-    )
-    if row["settles_at"] > facts.now:
-        when = f"before {short_time(row['settles_at'])} not finding it proves nothing: the request may still land"
-        steps.append(_look_again(facts, when))
-    else:
-        steps.append(
-            NextStep(
-                when=f"{where} show for certain that it never arrived",
-                command=f"{resolve} --as not_sent --evidence TEXT {WHO}",
-                decides=True,
-            )
-        )
-    bound = "its unknown cost" if row["reserved"] is None else f"{row['reserved']:f} {row['reserved_currency']}"
-    steps.append(
-        NextStep(
-            when=f"nobody can tell, and the answer can be done without; it counts as paid ({bound})",
-            command=f"dagster-idempotent calls abandon {call} {WHO}",
-            decides=True,
-        )
-    )
-    steps.append(
-        NextStep(
-            when=f"nobody can tell, the answer is needed, and paying {bound} twice is acceptable",
-            command=f"dagster-idempotent calls resend {call} --may-charge-twice {WHO}",
-            decides=True,
-        )
-    )
-    return steps
-
-
-def _abandoned(facts: Facts) -> list[NextStep]:
-    """List what may be done about calls at which every run stops, since an operator gave up on them."""
-    return [
-        NextStep(
-            when=f"the answer of the abandoned call {row['call_key']} is needed, and paying twice is acceptable",
-            command=f"dagster-idempotent calls resend {facts.ref} {shlex.quote(row['call_key'])} "
-            f"--may-charge-twice {WHO}",
-            decides=True,
-        )
-        for row in facts.in_state("abandoned")
-        if not row["resend_allowed_by"] and not row["late"]
-    ]
+_SPENT = "its attempts are spent: the next run, or the task sensor, makes it a dead letter, which can be redriven"
 
 
 def _held(facts: Facts) -> list[NextStep]:
-    task, ref = facts.task, facts.ref
-    discard = NextStep(
-        when="its result is not needed any more",
-        command=f"dagster-idempotent dead-letters discard {ref} {WHO}",
-        decides=True,
-    )
-    if task["held_for"] == "budget":
-        raising = f'dagster-idempotent budgets set {ref.pipeline} "AMOUNT {task["currency"] or "CURRENCY"}" '
-        return [
-            NextStep(
-                when="which limit is full",
-                command=f"dagster-idempotent budgets show --pipeline {ref.pipeline} --all",
-            ),
-            NextStep(
-                when="the spending is right: raise the limit of the task (or --period, or the pipeline)",
-                command=f"{raising}--task {ref.task_id} {WHO}",
-                decides=True,
-            ),
-            NextStep(
-                when="there is room: let it go on",
-                command=f"dagster-idempotent budgets release {ref} {WHO}",
-                decides=True,
-            ),
-            discard,
-        ]
-    if task["gate"] == "spend" and not task["gate_open"]:
+    discard = decision("its result is not needed any more", f"dead-letters discard {facts.ref}")
+    if facts.task["held_for"] == "budget":
+        return [*_over_budget(facts), discard]
+    if facts.waits_for_approval:
         return [_approve(facts), discard]
-    return [*_abandoned(facts), _launch(facts, when="now: nothing is left to wait for"), discard]
+    return [*call_steps.abandoned(facts), _launch(facts, when="now: nothing is left to wait for"), discard]
+
+
+def _over_budget(facts: Facts) -> list[NextStep]:
+    pipeline, ref = facts.ref.pipeline, facts.ref
+    steps = [
+        NextStep(
+            when="which limit is full, and what the call wanted (`evidence` names it)",
+            command=f"dagster-idempotent budgets show --pipeline {pipeline} --all",
+        )
+    ]
+    for row in facts.budgets:
+        kind, _, name = row["scope"].partition(":")
+        narrowed = f" --{kind} {name}" if name else ""
+        steps.append(
+            decision(
+                f"that is the limit of the {kind} ({row['left']:f} of {row['limit']:f} {row['currency']} are left) and "
+                "the spending is right: raise it",
+                f'budgets set {pipeline} "AMOUNT {row["currency"]}"{narrowed}',
+            )
+        )
+    return [*steps, decision("there is room: let it go on", f"budgets release {ref}")]
 
 
 def _worked_on(facts: Facts) -> list[NextStep]:
     task = facts.task
-    expires = task["lease_expires_at"]
-    if expires is not None and expires <= facts.now:
-        return [_launch(facts, when="now: the lease has expired")]
-    release = NextStep(
-        when=f"run {task['owner']} will not come back, for certain",
-        command=f"dagster-idempotent tasks release {facts.ref} {WHO}",
+    owner, due = task["owner"], task["next_attempt_at"]
+    if facts.spent:
+        again = _SPENT
+    elif facts.status is TaskStatus.FAILED:
+        waits = f"; the task sensor does so after {short_time(due)}" if due is not None and due > facts.now else ""
+        again = f"its run {owner} is over: a launch by a person does not wait for the backoff{waits}"
+    else:
+        again = f"Dagster shows that its run {owner} is over: the next run takes the task over at once"
+    if not facts.leased:
+        return [_launch(facts, when=_SPENT if facts.spent else "now: the lease has expired")]
+    release = decision(
+        f"Dagster still shows run {owner} as started and it is gone, for certain", f"tasks release {facts.ref}"
     )
-    return [_look_again(facts, f"while run {task['owner']} works"), release]
+    working = look_again(facts, f"run {owner} is at work: wait for it")
+    return [working, _launch(facts, when=again), release]
 
 
 def _dead(facts: Facts) -> list[NextStep]:
-    redrive = NextStep(
-        when="what made it fail is mended; paid answers are replayed",
-        command=f"dagster-idempotent dead-letters redrive {facts.ref} {WHO}",
-        decides=True,
-    )
-    discard = NextStep(
-        when="its result is not needed any more",
-        command=f"dagster-idempotent dead-letters discard {facts.ref} {WHO}",
-        decides=True,
-    )
-    accepted = [
-        _look_again(facts, f"call {row['call_key']} was accepted and is not fetched: redrive, then launch")
-        for row in facts.in_state("accepted")
-    ]
-    return [*accepted, *_abandoned(facts), redrive, *([] if accepted else [discard])]
+    accepted = [row["call_key"] for row in facts.in_state("accepted")]
+    when = "what made it fail is mended; paid answers are replayed"
+    if accepted:
+        when += f", and the answer of {', '.join(accepted)}, which was accepted, is fetched"
+    steps = [*call_steps.abandoned(facts), decision(when, f"dead-letters redrive {facts.ref}")]
+    if not accepted:
+        # Refused otherwise: a discard would hide a charge.
+        steps.append(decision("its result is not needed any more", f"dead-letters discard {facts.ref}"))
+    return steps
 
 
 def _completed(facts: Facts) -> list[NextStep]:
-    steps: list[NextStep] = []
-    for row in facts.messages:
-        channel = shlex.quote(row["channel"])
-        resolve = f"dagster-idempotent outbox resolve {facts.ref} {channel}"
-        match row["state"]:
-            case "in_doubt":
-                for found in ("delivered", "not_delivered"):
-                    command = f"{resolve} --as {found} --evidence TEXT {WHO}"
-                    when = f"looking where {row['channel']} delivers shows that it was {found.replace('_', ' ')}"
-                    steps.append(NextStep(when=when, command=command, decides=True))
-            case "dead":
-                command = f"{resolve} --as not_delivered --evidence TEXT {WHO}"
-                when = f"what kept {row['channel']} from delivering is mended"
-                steps.append(NextStep(when=when, command=command, decides=True))
-            case "ready":
-                steps.append(_launch(facts, when=f"now, or wait for the outbox sensor: {row['channel']} is ready"))
-            case _:
-                pass
+    steps = [step for row in facts.messages for step in _message(facts, row)]
     if any(row["state"] == "waiting" for row in facts.messages) and not facts.task["gate_open"]:
         steps.append(_approve(facts))
     return steps
 
 
+def _message(facts: Facts, row: Row) -> list[NextStep]:
+    name = row["channel"]
+    resolve = f"outbox resolve {facts.ref} {shlex.quote(name)}"
+    match row["state"]:
+        case "in_doubt":
+            return [
+                decision(
+                    f"looking where {name} delivers shows that it was {found.replace('_', ' ')}",
+                    f"{resolve} --as {found} --evidence TEXT",
+                )
+                for found in ("delivered", "not_delivered")
+            ]
+        case "dead" if name not in facts.given_up:
+            mended = f"what kept {name} from delivering is mended"
+            return [decision(mended, f"{resolve} --as not_delivered --evidence TEXT")]
+        case "ready":
+            return [_launch(facts, when=f"now, or wait for the outbox sensor: {name} is ready")]
+        case "sending" if row["sending"]:
+            return [look_again(facts, f"after {short_time(row['sender_expires_at'])}: {name} is being delivered")]
+        case "sending":
+            return [_launch(facts, when=f"now, or wait for the outbox sensor: what delivered {name} is gone")]
+        case _:
+            return []
+
+
 def _approve(facts: Facts) -> NextStep:
-    return NextStep(
-        when="a named person has looked at what this hash stands for",
-        command=f"dagster-idempotent approvals approve {facts.ref} --shown {facts.task['shown_sha256']} {WHO}",
-        decides=True,
+    return decision(
+        "a named person has looked at what this hash stands for",
+        f"approvals approve {facts.ref} --shown {facts.task['shown_sha256']}",
     )
 
 
@@ -233,7 +172,3 @@ def _launch(facts: Facts, *, when: str) -> NextStep:
             tag["dagster-idempotent/subject"] = facts.task["subject"]
         tags = f" --tags {shlex.quote(json.dumps(tag))}"
     return NextStep(when=when, command=f"dagster job launch -j {job} --config-json {config}{tags}")
-
-
-def _look_again(facts: Facts, when: str) -> NextStep:
-    return NextStep(when=when, command=f"dagster-idempotent explain {facts.ref}")

@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from dagster_idempotent.domain.task import TaskStatus
+from dagster_idempotent.domain.task import OPEN, TaskStatus
 from dagster_idempotent.engine.resolutions import current_row
 from dagster_idempotent.store import listing
 from dagster_idempotent.store.database import Database
@@ -26,6 +26,7 @@ class Facts:
     messages: Sequence[Row]
     audit: Sequence[Row]
     history: Mapping[str, Sequence[Row]]
+    budgets: Sequence[Row]
 
     @property
     def status(self) -> TaskStatus:
@@ -36,6 +37,31 @@ class Facts:
     def now(self) -> datetime:
         """The database's clock at the look."""
         return self.task["now"]
+
+    @property
+    def leased(self) -> bool:
+        """Whether somebody's lease still runs; a lease without an end always does."""
+        expires = self.task["lease_expires_at"]
+        return self.status in OPEN and (expires is None or expires > self.now)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the next claim finds the task out of attempts, or not worth another."""
+        return bool(self.task["final"]) or self.task["attempts"] >= self.task["max_attempts"]
+
+    @property
+    def waits_for_approval(self) -> bool:
+        """Whether the spend gate is closed."""
+        return self.task["gate"] == "spend" and not self.task["gate_open"]
+
+    @property
+    def given_up(self) -> frozenset[str]:
+        """The channels whose message an operator gave up on."""
+        last: dict[str, str] = {}
+        for row in self.audit:
+            if row["action"] == "resolve_message":
+                last.setdefault(row["after"]["channel"], row["after"]["state"])
+        return frozenset(channel for channel, state in last.items() if state == "dead")
 
     def in_state(self, *states: str) -> list[Row]:
         """Return the current submissions in one of these states."""
@@ -57,7 +83,19 @@ def look(database: Database, ref: TaskRef) -> Facts:
         ),
         audit=database.run(lambda c: listing.audit(c, pipeline=ref.pipeline, task_id=ref.task_id, limit=20)),
         history=history,
+        budgets=_limits(database, ref, task) if task.get("held_for") == "budget" else [],
     )
+
+
+def _limits(database: Database, ref: TaskRef, task: Row) -> list[Row]:
+    """Read the limits that bind a task."""
+    scopes = (f"task:{ref.task_id}", f"period:{task['period_id']}", "pipeline")
+    rows = [
+        row
+        for scope in scopes
+        for row in database.run(lambda c, scope=scope: listing.budgets(c, pipeline=ref.pipeline, scope=scope))
+    ]
+    return [row for row in rows if row["limit"] is not None]
 
 
 def short_time(instant: datetime) -> str:

@@ -141,7 +141,7 @@ def claim(
                 finished = Lease(pipeline=pipeline.name, task_id=task_id, owner=task.owner, token=task.fencing_token)
             case "spent_in_doubt":
                 database.run(lambda c, done=finished: leases.sweep(c, pipeline.name, task_id, finished=done))
-                raise held(get_task(database, pipeline.name, task_id))
+                raise held(get_task(database, pipeline.name, task_id), spent=True)
             case "held":
                 raise held(task)
             case "completed" | "dead" | "discarded":
@@ -150,14 +150,16 @@ def claim(
                 raise _busy(task, verdict, found.retry_after)
 
 
-def held(task: Task) -> TaskHeld:
-    """Say why a task is held and what would set it free."""
+def held(task: Task, *, spent: bool = False) -> TaskHeld:
+    """Say why a task is held and what would set it free; `spent`: a call is in doubt and no attempt is left."""
+    # A task that was released in doubt at its cap is pending: it stops here all the same.
+    held_for = task.held_for or (HeldFor.IN_DOUBT if spent else None)
+    reason = task.error or ("a paid call is in doubt and no attempt is left." if spent else "no reason kept")
     return TaskHeld(
-        f"Task {task.task_id} of pipeline {task.pipeline!r} is held ({task.held_for}): "
-        f"{task.error or 'no reason kept'} "
+        f"Task {task.task_id} of pipeline {task.pipeline!r} is held ({held_for}): {reason} "
         "No paid call starts until that is settled by the provider's own answer or by a named operator.",
         task_id=task.task_id,
-        held_for=task.held_for,
+        held_for=held_for,
     )
 
 

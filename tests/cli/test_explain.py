@@ -112,11 +112,10 @@ def test_an_abandoned_call_can_only_be_discarded_or_sent_again_by_an_operator(cl
     task_id = world.settled_down(world.doubtful())
     assert cli("calls", "abandon", task_id, "summary", "--actor", "ada", "--reason", "lost").code == 0
     assert world.status(task_id) == "pending"
-    for _ in range(2):
-        assert world.run(task_id) == "CallAbandoned"
+    assert [world.run(task_id) for _ in range(2)] == ["CallAbandoned", "dead"]
     assert world.metered.charges == 1
     assert cli("costs", "--json").json()[0]["settled"] == "0.05"
-    assert follow(cli, world, task_id, with_words("calls resend", "dagster job", "tasks release")) == "completed"
+    assert follow(cli, world, task_id, with_words("calls resend", "redrive", "dagster job")) == "completed"
     assert world.metered.charges == 2
 
 

@@ -1,0 +1,78 @@
+"""What is safe next about the paid calls of a task: in doubt, accepted and not fetched, or given up on."""
+
+import shlex
+
+from dagster_idempotent.domain.task import TaskStatus
+from dagster_idempotent.engine.next_step import NextStep, decision, look_again
+from dagster_idempotent.engine.task_facts import Facts, Row, short_time
+
+
+def in_doubt(facts: Facts, row: Row, providers: str) -> list[NextStep]:
+    """List what may be done about a call whose outcome nobody knows: evidence first, money last."""
+    if row["sending"]:
+        return [
+            look_again(facts, f"after {short_time(row['sender_expires_at'])}: the sender of {row['call_key']} is alive")
+        ]
+    return [*_asked(facts, row, providers), *_by_evidence(facts, row), *_without_evidence(facts, row)]
+
+
+def abandoned(facts: Facts) -> list[NextStep]:
+    """List what may be done about calls at which every run stops, since an operator gave up on them."""
+    return [
+        decision(
+            f"the answer of the abandoned call {row['call_key']} is needed, and paying twice is acceptable",
+            f"calls resend {_call(facts, row)} --may-charge-twice",
+        )
+        for row in facts.in_state("abandoned")
+        if not row["resend_allowed_by"] and not row["late"]
+    ]
+
+
+def _call(facts: Facts, row: Row) -> str:
+    return f"{facts.ref} {shlex.quote(row['call_key'])}"
+
+
+def _where(row: Row) -> str:
+    where = f"the provider's records for the key {row['idempotency_key']}"
+    return f"{where} or the reference {row['remote_ref']}" if row["remote_ref"] else where
+
+
+def _asked(facts: Facts, row: Row, providers: str) -> list[NextStep]:
+    if row["lookup"] != "exact":
+        return []
+    command = f"dagster-idempotent calls reconcile {_call(facts, row)} -m {shlex.quote(providers)}"
+    return [NextStep(when="first: the provider can be asked; nothing is sent", command=command)]
+
+
+def _by_evidence(facts: Facts, row: Row) -> list[NextStep]:
+    resolve, where = f"calls resolve {_call(facts, row)}", _where(row)
+    steps = [decision(f"{where} show the answer", f"{resolve} --as succeeded --answer FILE --evidence TEXT")]
+    if row["lookup"] == "exact":
+        # Of a provider that cannot be asked nobody would ever fetch the answer.
+        steps.append(
+            decision(f"{where} show it unfinished", f"{resolve} --as accepted --remote-ref REFERENCE --evidence TEXT")
+        )
+    if row["settles_at"] > facts.now:
+        when = f"before {short_time(row['settles_at'])} not finding it proves nothing: the request may still land"
+        return [*steps, look_again(facts, when)]
+    never = f"{where} show for certain that it never arrived"
+    return [*steps, decision(never, f"{resolve} --as not_sent --evidence TEXT")]
+
+
+def _without_evidence(facts: Facts, row: Row) -> list[NextStep]:
+    bound = "its unknown cost" if row["reserved"] is None else f"{row['reserved']:f} {row['reserved_currency']}"
+    steps = [
+        decision(
+            f"nobody can tell, and the answer can be done without; it counts as paid ({bound})",
+            f"calls abandon {_call(facts, row)}",
+        )
+    ]
+    # Nothing would send a call of a task that is at its end.
+    if facts.status not in (TaskStatus.COMPLETED, TaskStatus.DISCARDED):
+        steps.append(
+            decision(
+                f"nobody can tell, the answer is needed, and paying {bound} twice is acceptable",
+                f"calls resend {_call(facts, row)} --may-charge-twice",
+            )
+        )
+    return steps
