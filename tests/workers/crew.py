@@ -137,7 +137,8 @@ class Worker:
             answers = calls.map(
                 range(order["items"]),
                 key=lambda number: f"item-{number}",
-                request=lambda number: request_of({**order, "content": f"item {number}"}),
+                # The task stands in it, so that each request at the provider is told apart.
+                request=lambda number: request_of({**order, "content": f"item {number} of {order.get('task_id', '')}"}),
                 concurrency=order.get("concurrency", 16),
             )
         return {"answers": len(answers), "paid": sum(not result.replayed for result in calls.work.results)}
