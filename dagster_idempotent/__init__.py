@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dagster_idempotent.domain.pipeline import Pipeline
     from dagster_idempotent.domain.task import Raw, Task
     from dagster_idempotent.engine.call_keys import call_key
+    from dagster_idempotent.engine.call_map import map_calls
     from dagster_idempotent.engine.channels.file import FileChannel
     from dagster_idempotent.engine.channels.http import HttpChannel
     from dagster_idempotent.engine.channels.paid import PaidChannel
@@ -79,6 +80,7 @@ __all__ = [
     "idempotent_job",
     "idempotent_schedule",
     "iso_week_partitions",
+    "map_calls",
     "operator_definitions",
     "persist_op",
     "replace_rows",
@@ -111,6 +113,7 @@ _HOMES = {
     "domain.pipeline": ("Pipeline",),
     "domain.task": ("Raw", "Task"),
     "engine.call_keys": ("call_key",),
+    "engine.call_map": ("map_calls",),
     "domain.outbox": ("DeliveryPolicy", "Message"),
     "engine.channels.file": ("FileChannel",),
     "engine.channels.http": ("HttpChannel",),

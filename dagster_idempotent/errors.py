@@ -22,7 +22,8 @@
     │   ├── PayloadMismatch         same call key, different request (R17)
     │   ├── PayloadPruned           the stored answer was pruned by retention
     │   ├── UnknownFingerprint      written by a newer version of this library
-    │   └── BudgetExceeded          the reservation does not fit a limit
+    │   ├── BudgetExceeded          the reservation does not fit a limit
+    │   └── CallsUnfinished         some calls of a map have no answer
     ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
     ├── CandidateInvalid            transform returned something that the output model refuses
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
@@ -151,6 +152,18 @@ class UnknownFingerprint(CallError):
 
 class BudgetExceeded(CallError):
     """The reservation does not fit the limit of `scope`."""
+
+
+class CallsUnfinished(CallError):
+    """Some calls of a map have no answer; every other one was made.
+
+    `in_doubt` and `failed` are call keys, `errors` maps each to its error, `not_started` counts the rest; `leading` is
+    the error that decides what becomes of the task. `retry_after` is in seconds where time alone can bring them all.
+    """
+
+    retry_after: float | None = None
+    leading: IdempotentError | None = None
+    in_doubt: tuple[str, ...] = ()
 
 
 class DecisionRefused(IdempotentError):

@@ -11,6 +11,8 @@ from dagster_idempotent.engine.relay import Delivery
 from dagster_idempotent.errors import IdempotentError
 
 Metadata = dict[str, Any]
+MOST_ROWS = 200
+LONGEST_FACT = 2000
 
 
 def of_task(task: Task) -> Metadata:
@@ -35,7 +37,10 @@ def of_calls(results: Sequence[CallResult[Any]]) -> Metadata:
         found[f"cost_{currency}"] = float(amount)
         found[f"cost_paid_now_{currency}"] = float(paid_now.get(currency, 0))
     if results:
-        found["calls"] = dg.MetadataValue.table([dg.TableRecord(_row(result)) for result in results])
+        # The event log keeps every row of it; the ledger has them all.
+        found["calls"] = dg.MetadataValue.table([dg.TableRecord(_row(result)) for result in results[:MOST_ROWS]])
+        if len(results) > MOST_ROWS:
+            found["calls_not_listed"] = len(results) - MOST_ROWS
     return found
 
 
@@ -49,7 +54,12 @@ def of_deliveries(deliveries: Sequence[Delivery]) -> Metadata:
 
 def of_error(error: IdempotentError) -> Metadata:
     """Describe an error by its facts; values are shown as text, credentials are never among them."""
-    return {name: str(value) for name, value in error.facts.items() if value not in (None, "")}
+    return {name: _shown(value) for name, value in error.facts.items() if value not in (None, "")}
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST_FACT else f"{text[:LONGEST_FACT]}…"
 
 
 def _totals(results: Sequence[CallResult[Any]]) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import (
     CallInDoubt,
     CallInProgress,
+    CallsUnfinished,
     DatabaseUnavailable,
     IdempotentError,
     LeaseBusy,
@@ -52,6 +53,7 @@ def working_on(
         if isinstance(claimed, Task):
             yield claimed
             return
+        claimed.log = context.log.info
         with _Failure(claimed), claimed.renewed():
             yield claimed
     except IdempotentError as error:
@@ -153,13 +155,13 @@ class _Failure:
 def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Task | None = None) -> NoReturn:
     """Raise what makes Dagster do the right thing about an error: wait, fail for now, or fail for good."""
     match error:
-        case LeaseBusy() | CallInProgress() | CallInDoubt() if error.retry_after is not None:
+        case LeaseBusy() | CallInProgress() | CallInDoubt() | CallsUnfinished() if error.retry_after is not None:
             if context.retry_number < MAX_WAITS:
                 seconds = min(max(error.retry_after, 0.0) + 0.2, LONGEST_WAIT)
                 waits = f"wait {context.retry_number + 1} of {MAX_WAITS}"
                 context.log.info("%s Waiting %.1f s (%s).", error.message, seconds, waits)
                 raise dg.RetryRequested(max_retries=MAX_WAITS, seconds_to_wait=seconds) from error
-            if isinstance(error, CallInDoubt):
+            if isinstance(error, CallInDoubt) or (isinstance(error, CallsUnfinished) and error.in_doubt):
                 if isinstance(work, Work):
                     work.hold(HeldFor.IN_DOUBT, error.message)
                 stop_retries(context)

@@ -1,19 +1,24 @@
 """Calls: the paid calls of a task as a transform function makes them."""
 
-from collections.abc import Callable
-from typing import Generic, TypeVar, overload
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Generic, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
 
 from dagster_idempotent.domain.submission import CallKey, check_call_key
+from dagster_idempotent.engine.call_map import keyed, run_calls
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.guard import Guard, Request, Value
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import CandidateInvalid, ConfigurationError
+from dagster_idempotent.providers.outcome import Answer
 from dagster_idempotent.providers.protocol import Provider
 
 Model = TypeVar("Model", bound=BaseModel)
 Accepted = TypeVar("Accepted")
+Item = TypeVar("Item")
+_NOT_KEPT = Answer(body=b"")
 
 
 class Calls(Generic[Request, Value]):
@@ -66,9 +71,68 @@ class Calls(Generic[Request, Value]):
             refusals=refusals,
         )
 
+    @overload
+    def map(
+        self,
+        items: Iterable[Item],
+        *,
+        key: Callable[[Item], str],
+        request: Callable[[Item], Request],
+        accept: None = None,
+        tries: int = 1,
+        concurrency: int = 16,
+    ) -> list[Value]: ...
+    @overload
+    def map(
+        self,
+        items: Iterable[Item],
+        *,
+        key: Callable[[Item], str],
+        request: Callable[[Item], Request],
+        accept: type[Model],
+        tries: int = 1,
+        concurrency: int = 16,
+    ) -> list[Model]: ...
+    @overload
+    def map(
+        self,
+        items: Iterable[Item],
+        *,
+        key: Callable[[Item], str],
+        request: Callable[[Item], Request],
+        accept: Callable[[Value], Accepted],
+        tries: int = 1,
+        concurrency: int = 16,
+    ) -> list[Accepted]: ...
+    def map(
+        self,
+        items: Iterable[Item],
+        *,
+        key: Callable[[Item], str],
+        request: Callable[[Item], Request],
+        accept: Any = None,
+        tries: int = 1,
+        concurrency: int = 16,
+    ) -> list[Any]:
+        """Ask once for every item, `concurrency` at a time, and return the answers in the order of the items.
+
+        `accept` and `tries` are those of `ask`; without `accept` the provider's values are returned. A call that is in
+        doubt, refused or unacceptable does not stop the others; CallsUnfinished lists them at the end. A later run
+        replays what is answered and sends only the rest. A full budget ends it once what is under way has been paid.
+        Requests are built when it is their turn, so that only those under way are in memory.
+        """
+
+        def one(name: CallKey, item: Item) -> object:
+            if accept is None:
+                return self._call(name, request(item)).value
+            return self.ask(name, request(item), accept=accept, tries=tries)
+
+        return run_calls(self.work, keyed(items, key), one, concurrency=concurrency)
+
     def _call(self, key: CallKey, request: Request) -> CallResult[Value]:
         result = self._guard.call(key, request)
-        self.work.results.append(result)
+        # Thousands of answers are not kept in memory for the sake of their metadata.
+        self.work.results.append(replace(result, value=None, answer=_NOT_KEPT))
         return result
 
 

@@ -67,6 +67,7 @@ RULES: Mapping[type[BaseException], Rule] = MappingProxyType(
         errors.PayloadPruned: _dead("the stored answer does not come back"),
         errors.UnknownFingerprint: _dead("this version of the library will not learn to read it"),
         errors.BudgetExceeded: _leave("the guard has put the task on hold for its budget"),
+        errors.CallsUnfinished: _leave("its leading error decides; without one there is nothing to write"),
         errors.DecisionRefused: _leave("an operator's verb was refused; no attempt has failed"),
         errors.CandidateInvalid: _dead("the answers are stored: transform would return the same candidate"),
         errors.DeliveryNotSent: _again("nothing was delivered"),
@@ -84,6 +85,11 @@ RULES: Mapping[type[BaseException], Rule] = MappingProxyType(
 
 
 def rule_of(error: BaseException | type[BaseException]) -> Rule:
-    """Return the rule of an error: of its class, else of the nearest class above it in the table."""
+    """Return the rule of an error: of its class, else of the nearest class above it in the table.
+
+    A map of calls has the rule of the error that leads it.
+    """
+    if isinstance(error, errors.CallsUnfinished) and error.leading is not None:
+        return rule_of(error.leading)
     kind = error if isinstance(error, type) else type(error)
     return next(RULES[each] for each in kind.__mro__ if each in RULES)

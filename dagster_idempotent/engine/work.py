@@ -27,7 +27,7 @@ AnyPipeline = Pipeline[BaseModel]
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """The right to work on `task`, as it was at the claim; `results` lists its calls in the order they were made."""
+    """The right to work on `task`, as it was at the claim; `results` lists its calls, without what they answered."""
 
     database: Database
     heartbeat: Heartbeat
@@ -36,6 +36,8 @@ class Work:
     lease: Lease
     beat: Beat | None = field(default=None, repr=False)
     results: list[CallResult[Any]] = field(default_factory=list[CallResult[Any]], repr=False)
+    # Where progress is told to a person; the run's log in Dagster.
+    log: Callable[[str], object] | None = field(default=None, repr=False)
 
     @property
     def attempt(self) -> int:
@@ -70,7 +72,12 @@ class Work:
         return verdict
 
     def hold(self, held_for: HeldFor, reason: str) -> None:
-        """Put the task on hold; raises LeaseLost where it is not ours any more."""
+        """Put the task on hold; raises LeaseLost where it is not ours any more.
+
+        Does nothing within a map of calls: the others go on, and the map writes the hold at its end.
+        """
+        if holds_deferred.get():
+            return
         if not self.database.run(lambda c: leases.hold(c, self.lease, held_for=held_for, error=reason)):
             task = get_task(self.database, self.lease.pipeline, self.lease.task_id)
             if task.status is not TaskStatus.HELD:
@@ -88,6 +95,7 @@ class Work:
                 _current.reset(token)
 
 
+holds_deferred: ContextVar[bool] = ContextVar("dagster_idempotent_holds_deferred", default=False)
 _current: ContextVar[Work | None] = ContextVar("dagster_idempotent_work", default=None)
 
 

@@ -16,8 +16,8 @@ Value = TypeVar("Value", covariant=True)  # noqa: PLC0105 - the words of the pro
 class Provider(Protocol[Request, Value]):
     """A paid service that answers while it is waited for.
 
-    Building one reads no credential and opens nothing; `submit` and `find` do, when they are called. An instance is
-    used by one thread at a time.
+    Building one reads no credential and opens nothing; `submit` and `find` do, when they are called. A map of
+    calls uses an instance from several threads at once, so it keeps nothing of a request.
     """
 
     @property

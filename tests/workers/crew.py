@@ -127,6 +127,22 @@ class Worker:
             result = calls.work.results[-1]
         return {"replayed": result.replayed, "settled_by": result.settled_by, "submission": result.submission}
 
+    def map(self, order: Order) -> object:
+        """Many paid calls inside the renewed lease; SIGTERM is an interrupt, as it is in a Dagster step."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if "log" in order:
+            self.work.log = lambda line: Path(order["log"]).write_text(line)
+        with self.work.renewed():
+            calls = Calls(self.work, self.provider(order))
+            answers = calls.map(
+                range(order["items"]),
+                key=lambda number: f"item-{number}",
+                # The task stands in it, so that each request at the provider is told apart.
+                request=lambda number: request_of({**order, "content": f"item {number} of {order.get('task_id', '')}"}),
+                concurrency=order.get("concurrency", 16),
+            )
+        return {"answers": len(answers), "paid": sum(not result.replayed for result in calls.work.results)}
+
     def call_in_fork_too(self, order: Order) -> object:
         """One paid call whose process forks between the intent and the request; the child goes on as well."""
         database, kind, seen = self.database(order), ChatCompletionsProvider, {}
@@ -250,7 +266,7 @@ def serve(connection: socket.socket) -> None:
             action: Callable[[Order], object] = getattr(worker, order.pop("do"))
             try:
                 answer = {"value": action(order)}
-            except Exception as error:  # noqa: BLE001 - the test judges every error
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the test judges every error
                 facts = {name: plain(fact) for name, fact in getattr(error, "facts", {}).items()}
                 answer = {"error": type(error).__name__, "text": str(error), "facts": facts}
             lines.write(json.dumps(answer, default=str) + "\n")
