@@ -24,6 +24,8 @@ class Declared:
     providers: Mapping[str, Any]
 
 
+# Operator jobs that this process has loaded; a link to a job that is not there would only annoy.
+_operator_jobs: set[str] = set()
 _declared: "WeakKeyDictionary[Declaring, Declared]" = WeakKeyDictionary()
 
 
@@ -41,3 +43,13 @@ def declared_by(definition: Declaring) -> Declared:
             field="definitions",
         )
     return found
+
+
+def note_operator_job(name: str) -> None:
+    """Remember that the code location has an operator job."""
+    _operator_jobs.add(name)
+
+
+def operator_jobs_here() -> frozenset[str]:
+    """Return the operator jobs of this code location; every process of Dagster loads the whole of it."""
+    return frozenset(_operator_jobs)

@@ -8,7 +8,7 @@ import dagster as dg
 from pydantic import BaseModel
 
 from dagster_idempotent.definitions import tags
-from dagster_idempotent.domain.identity import Identity
+from dagster_idempotent.domain.identity import Identity, TimeSource
 from dagster_idempotent.domain.period import period_bounds, period_id_for, straddles
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.errors import ConfigurationError, IdentityConflict, InvalidIdentity, MissingIdentity
@@ -39,7 +39,7 @@ def identity_of(
     Raises MissingIdentity where it carries nothing stable, IdentityConflict where its tags contradict its partition.
     """
     run_tags = context.run.tags
-    partition = _partition_of(context)
+    partition = partition_of(context)
     if partition is not None:
         if explicit_key:
             raise IdentityConflict(
@@ -68,7 +68,7 @@ def identity_of(
     return identity
 
 
-def _partition_of(context: dg.OpExecutionContext) -> str | None:
+def partition_of(context: dg.OpExecutionContext) -> str | None:
     """Return the one partition of a run; a range of one partition is that partition."""
     run_tags = context.run.tags
     if not context.has_partition_key:
@@ -83,6 +83,13 @@ def _partition_of(context: dg.OpExecutionContext) -> str | None:
             found=[shown, str(key)],
         )
     return key
+
+
+def time_source(context: dg.OpExecutionContext, identity: Identity) -> TimeSource | None:
+    """Say where the time of a run's identity comes from; an explicit key has none."""
+    if identity.scheduled_at is None:
+        return None
+    return TimeSource.TICK if partition_of(context) is None else TimeSource.PARTITION
 
 
 def _identity_of_tick(context: dg.OpExecutionContext, pipeline: Pipeline[BaseModel]) -> Identity:

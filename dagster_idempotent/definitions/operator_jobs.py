@@ -9,10 +9,12 @@ from typing import Literal
 import dagster as dg
 from pydantic import Field
 
+from dagster_idempotent.definitions.declared import note_operator_job
+from dagster_idempotent.definitions.operator_links import PREFIX
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.domain.backoff import duration
 from dagster_idempotent.domain.money import Money
-from dagster_idempotent.engine import approvals, dead_letters, resolutions
+from dagster_idempotent.engine import approvals, budgets, dead_letters, resolutions
 from dagster_idempotent.engine.decisions import Decision, Who
 from dagster_idempotent.engine.listing import find_task
 from dagster_idempotent.engine.resolutions import Evidence, Proof
@@ -21,7 +23,6 @@ from dagster_idempotent.errors import IdempotentError
 from dagster_idempotent.store import listing
 from dagster_idempotent.store.database import Database
 
-PREFIX = "idempotency"
 BATCH = 1000
 
 
@@ -33,8 +34,16 @@ class DecisionConfig(dg.Config):
     dry_run: bool = Field(default=False, description="Show what would be decided, and write nothing.")
 
     def who(self) -> Who:
-        """Return the decider."""
-        return Who(actor=self.actor, reason=self.reason)
+        """Return the decider; a link leaves both texts to be typed, and an empty one decides nothing."""
+        actor, reason = self.actor.strip(), self.reason.strip()
+        missing = [name for name, text in (("actor", actor), ("reason", reason)) if not text]
+        if missing:
+            raise dg.Failure(
+                f"Empty: {', '.join(missing)}. Nothing was decided. Type your name as `actor`, and as `reason` "
+                "what you saw or who asked for it; both are kept.",
+                allow_retries=False,
+            )
+        return Who(actor=actor, reason=reason)
 
 
 class TaskDecisionConfig(DecisionConfig):
@@ -67,6 +76,12 @@ class ApproveConfig(TaskDecisionConfig):
     up_to: str = Field(default="", description="The most that the task may spend, such as 5.00 USD.")
 
 
+class ReleaseConfig(TaskDecisionConfig):
+    """A task that a full budget holds."""
+
+    task_limit: str = Field(default="", description="New limit of this task, such as 5.00 USD; empty: there is room.")
+
+
 class PruneConfig(DecisionConfig):
     """What may go; identities, hashes and costs always stay."""
 
@@ -75,12 +90,14 @@ class PruneConfig(DecisionConfig):
 
 
 def operator_jobs() -> list[dg.JobDefinition]:
-    """Make the jobs approve, resolve, redrive, discard and prune; each needs the resource `ledger`."""
+    """Make the jobs approve, resolve, release, redrive, discard and prune; each needs the resource `ledger`."""
     return [_job(name, body) for name, body in _BODIES.items()]
 
 
 def _job(name: str, body: Callable[..., None]) -> dg.JobDefinition:
     op = dg.op(name=name, description=body.__doc__)(body)
+
+    note_operator_job(f"{PREFIX}_{name}")
 
     @dg.job(name=f"{PREFIX}_{name}", description=body.__doc__, tags={"dagster/max_retries": "0"})
     def job() -> None:
@@ -120,8 +137,30 @@ def discard(context: dg.OpExecutionContext, config: TaskDecisionConfig, ledger: 
     _decide(context, lambda: dead_letters.discard(database, ref, who=config.who(), dry_run=config.dry_run))
 
 
+def release(context: dg.OpExecutionContext, config: ReleaseConfig, ledger: LedgerResource) -> None:
+    """Let a task go on that a full budget holds; it is held again where the limit is still too low."""
+    database = ledger.database()
+    ref = find_task(database, config.task, pipeline=config.pipeline)
+    if config.task_limit:
+        limit, scope = Money.parse(config.task_limit), f"task:{ref.task_id}"
+        _decide(
+            context,
+            lambda: budgets.set_limit(
+                database,
+                ref.pipeline,
+                scope,
+                currency=limit.currency,
+                limit=limit.amount,
+                who=config.who(),
+                dry_run=config.dry_run,
+            ),
+        )
+    _decide(context, lambda: dead_letters.release_budget_hold(database, ref, who=config.who(), dry_run=config.dry_run))
+
+
 def resolve(context: dg.OpExecutionContext, config: ResolveConfig, ledger: LedgerResource) -> None:
     """Settle calls in doubt by evidence; a whole bad night is one decision."""
+    config.who()
     database = ledger.database()
     chosen = _doubtful(database, config)
     if not chosen:
@@ -210,6 +249,7 @@ def _log(context: dg.OpExecutionContext, decided: Decision) -> None:
 _BODIES: Mapping[str, Callable[..., None]] = {
     "approve": approve,
     "resolve": resolve,
+    "release": release,
     "redrive": redrive,
     "discard": discard,
     "prune": prune_payloads,

@@ -8,10 +8,12 @@ from pydantic import BaseModel, Field
 
 from dagster_idempotent.definitions import metadata, tags
 from dagster_idempotent.definitions.asset_channel import reporting_to
-from dagster_idempotent.definitions.keys import AnyPartitions, identity_of, identity_tags
+from dagster_idempotent.definitions.keys import AnyPartitions, identity_of, identity_tags, partition_of, time_source
+from dagster_idempotent.definitions.operator_links import decisions_for
 from dagster_idempotent.definitions.resources import AllocatorResource, GuardedProviderResource, LedgerResource
 from dagster_idempotent.definitions.signatures import Body, UserFunction, make_op, read_function
 from dagster_idempotent.definitions.step import replaying, restore_retries, stop, working_on
+from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.outbox import Message, MessageState
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
@@ -61,7 +63,7 @@ def allocate_op(
                 explicit_key=config.explicit_key,
                 allow_straddling=allow_straddling,
             )
-            task = allocator.allocate(pipeline, identity, launch=_launch(context))
+            task = allocator.allocate(pipeline, identity, launch=_launch(context, identity))
         except IdempotentError as error:
             stop(context, error)
         found = {**identity_tags(identity), tags.TASK_ID: task.task_id, tags.PERIOD: task.period_id}
@@ -217,8 +219,12 @@ def deliver_op(pipeline: AnyPipeline, channels: Channels, *, name: str = "delive
             )
         except IdempotentError as error:
             stop(context, error)
-        context.add_output_metadata({**metadata.of_task(task), **metadata.of_deliveries(deliveries)})
-        _check_delivered(context, task, [delivery.message for delivery in deliveries])
+        shown = {**metadata.of_task(task), **metadata.of_deliveries(deliveries)}
+        messages = [delivery.message for delivery in deliveries]
+        if any(message.state is MessageState.WAITING for message in messages):
+            shown |= decisions_for(ledger.database(), pipeline.name, task.task_id, context.run, ledger.webserver_url)
+        context.add_output_metadata(shown)
+        _check_delivered(context, task, messages)
         return given["result"]
 
     return make_op(
@@ -258,11 +264,13 @@ def _providers(given: Mapping[str, Any]) -> list[AnyProvider]:
     return [each.provider() for each in given.values() if isinstance(each, GuardedProviderResource)]
 
 
-def _launch(context: dg.OpExecutionContext) -> Mapping[str, object]:
+def _launch(context: dg.OpExecutionContext, identity: Identity) -> Mapping[str, object]:
     """Return what it takes to launch this run again; resource config may hold secrets and is left out."""
+    source = time_source(context, identity)
     return {
         "job": context.job_name,
-        "partition_key": context.partition_key if context.has_partition_key else None,
+        "partition_key": partition_of(context),
         "ops": context.run.run_config.get("ops", {}),
         "tags": {name: value for name, value in context.run.tags.items() if name in _LAUNCH_TAGS},
+        **({} if source is None else {"time_from": source}),
     }

@@ -59,6 +59,10 @@ class LedgerResource(_Community):
     folder: str | None = Field(
         default=None, description="Folder of the embedded server; default: postgres/ under DAGSTER_HOME."
     )
+    webserver_url: str | None = Field(
+        default=None,
+        description="Address of the Dagster UI, for links that also work outside of it; default: links within the UI.",
+    )
     max_connections: int = Field(default=4, ge=1, description="Connections that one process opens at most.")
     patience_seconds: float = Field(
         default=30.0, gt=0, description="How long a statement waits for a database that is away."

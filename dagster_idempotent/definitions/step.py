@@ -1,7 +1,8 @@
 """An op's work on a task: claim first, fail properly, and say in one sentence why it stops."""
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
@@ -9,6 +10,7 @@ import dagster as dg
 from pydantic import BaseModel
 
 from dagster_idempotent.definitions import metadata, tags
+from dagster_idempotent.definitions.operator_links import decisions_for
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
@@ -25,6 +27,7 @@ from dagster_idempotent.errors import (
     IdempotentError,
     LeaseBusy,
     LeaseLost,
+    StoreError,
     TaskClosed,
 )
 
@@ -57,7 +60,7 @@ def working_on(
         with _Failure(claimed), claimed.renewed():
             yield claimed
     except IdempotentError as error:
-        stop(context, error, claimed)
+        stop(context, error, claimed, about=About(ledger=ledger, pipeline=pipeline.name, task_id=task_id))
 
 
 @contextmanager
@@ -82,7 +85,7 @@ def replaying(
         closed.__cause__ = error
         stop(context, closed)
     except IdempotentError as error:
-        stop(context, error)
+        stop(context, error, about=About(ledger=ledger, pipeline=pipeline.name, task_id=task.task_id))
 
 
 def _claim(
@@ -152,8 +155,26 @@ class _Failure:
             self._work.fail_with(error)
 
 
-def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Task | None = None) -> NoReturn:
-    """Raise what makes Dagster do the right thing about an error: wait, fail for now, or fail for good."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """The task that an error is about, and the ledger that knows what may be decided about it."""
+
+    ledger: LedgerResource
+    pipeline: str
+    task_id: str
+
+
+def stop(
+    context: dg.OpExecutionContext,
+    error: IdempotentError,
+    work: Work | Task | None = None,
+    *,
+    about: About | None = None,
+) -> NoReturn:
+    """Raise what makes Dagster do the right thing about an error: wait, fail for now, or fail for good.
+
+    A failure that waits for a person carries a link for each decision about the task.
+    """
     match error:
         case LeaseBusy() | CallInProgress() | CallInDoubt() | CallsUnfinished() if error.retry_after is not None:
             if context.retry_number < MAX_WAITS:
@@ -165,7 +186,7 @@ def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Ta
                 if isinstance(work, Work):
                     work.hold(HeldFor.IN_DOUBT, error.message)
                 stop_retries(context)
-            raise _failure(error) from error
+            raise _failure(error, decisions=_decisions(context, about)) from error
         case LeaseBusy() | CallInProgress() | LeaseLost():
             # Another run is at work; this run's automatic retry comes later and may find it done.
             raise _failure(error) from error
@@ -174,11 +195,23 @@ def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Ta
         case _:
             # A decision, a setting or other code is needed: a retry would only use up attempts.
             stop_retries(context)
-            raise _failure(error) from error
+            raise _failure(error, decisions=_decisions(context, about)) from error
 
 
-def _failure(error: IdempotentError, *, allow_retries: bool = False) -> dg.Failure:
-    facts = {"error": type(error).__name__, **metadata.of_error(error)}
+def _decisions(context: dg.OpExecutionContext, about: About | None) -> metadata.Metadata:
+    if about is None:
+        return {}
+    # Who can read no ledger is told so already, by the error that is being reported.
+    with suppress(StoreError):
+        database, webserver = about.ledger.database(), about.ledger.webserver_url
+        return {**decisions_for(database, about.pipeline, about.task_id, context.run, webserver)}
+    return {}
+
+
+def _failure(
+    error: IdempotentError, *, allow_retries: bool = False, decisions: metadata.Metadata | None = None
+) -> dg.Failure:
+    facts = {**(decisions or {}), "error": type(error).__name__, **metadata.of_error(error)}
     return dg.Failure(error.message, metadata=facts, allow_retries=allow_retries)
 
 

@@ -16,6 +16,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import NewType, Self
 
 from dagster_idempotent.domain.period import in_utc
@@ -42,6 +43,17 @@ _ESCAPED = re.compile(r"%([0-9A-F]{2})")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?Z")
 _EXPLICIT = "key:"
 _RUN_ID_DOMAIN = b"dagster-idempotent/run-id/1\n"
+
+
+class TimeSource(StrEnum):
+    """Where a scheduled time comes from; one version of a pipeline has one source, since their times differ.
+
+    The tick of Monday in W33 is the time of an unpartitioned job, and the start of W32 that of a partitioned one: the
+    same work under two keys would be paid twice.
+    """
+
+    PARTITION = "partition"
+    TICK = "tick"
 
 
 def validate_pipeline_name(name: object) -> str:

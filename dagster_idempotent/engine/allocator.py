@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from pydantic import BaseModel
 
-from dagster_idempotent.domain.identity import Identity
+from dagster_idempotent.domain.identity import Identity, TimeSource
 from dagster_idempotent.domain.period import PeriodId, TaskId, period_id_for
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import Task
@@ -52,8 +52,9 @@ class Allocator:
     ) -> Task:
         """Return the task of `identity`, creating it the first time.
 
-        `launch` is kept from the first launch, to launch again. Raises IdentityConflict where what is stored does
-        not agree with the identity; then nothing is written (R7).
+        `launch` is kept from the first launch, to launch again; its `time_from`, a TimeSource, has to be that of the
+        pipeline's other tasks. Raises IdentityConflict where what is stored does not agree with the identity; then
+        nothing is written (R7).
         """
         if identity.pipeline != pipeline.name:
             raise IdentityConflict(
@@ -77,6 +78,8 @@ class Allocator:
                 "unrelated, so this launch could be one of them. Nothing was allocated. Map them first.",
                 found=[task.task_id for task in found.tasks],
             )
+        if found.verdict == "timed_otherwise":
+            raise _timed_otherwise(found.tasks[0], identity, launch or {})
         return _the_one(found.tasks, identity, period)
 
     def find(self, identity: Identity) -> Task | None:
@@ -96,6 +99,23 @@ def get_task(database: Database, pipeline: str, task_id: TaskId) -> Task:
             task_id=task_id,
         )
     return task
+
+
+def _timed_otherwise(known: Task, identity: Identity, launch: Mapping[str, object]) -> IdentityConflict:
+    words = {
+        TimeSource.PARTITION: "the start of its partition",
+        TimeSource.TICK: "the time of its schedule's tick",
+    }
+    now = TimeSource(str(launch["time_from"]))
+    (before,) = (each for each in TimeSource if each is not now)
+    return IdentityConflict(
+        f"Pipeline {identity.pipeline!r} has tasks whose time is {words[before]}, such as {known.task_id} "
+        f"({known.allocation_key}); this launch takes {words[now]} instead. The same work would get a second key, and "
+        "would be paid again, so nothing was allocated. Keep the job as it was, or give the pipeline another name or "
+        "another version, which makes new tasks on purpose.",
+        found=[known.task_id],
+        allocation_key=identity.allocation_key,
+    )
 
 
 def _the_one(found: Sequence[Task], identity: Identity, period: PeriodId | None) -> Task:

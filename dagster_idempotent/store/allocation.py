@@ -20,7 +20,7 @@ SQL = statements("allocation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What allocation came upon; `verdict` is found, created or unmapped."""
+    """What allocation came upon; `verdict` is found, created, unmapped or timed_otherwise."""
 
     verdict: str
     tasks: Sequence[Task]

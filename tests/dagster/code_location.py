@@ -21,6 +21,7 @@ from dagster_idempotent import (
     idempotent_job,
     idempotent_schedule,
     iso_week_partitions,
+    operator_definitions,
 )
 
 
@@ -101,6 +102,14 @@ range_asset = idempotent_asset(
     partitions_def=weeks,
     backfill_policy=dg.BackfillPolicy.single_run(),
 )(summarise)
+# Named as the unpartitioned one: what an edit of a job that has run already makes of it.
+nightly_by_day_job = idempotent_job(
+    paid("nightly"),
+    name="nightly_by_day",
+    collect=collect,
+    transform=summarise,
+    partitions_def=dg.DailyPartitionsDefinition("2026-01-01"),
+)
 nightly_job = idempotent_job(paid("nightly"), collect=collect, transform=summarise)
 blind_job = idempotent_job(paid("blind"), collect=collect, transform=summarise_blind, partitions_def=weeks)
 
@@ -125,7 +134,7 @@ model = GuardedChatCompletionsResource(
 # A server that has loaded this file forks each step's process: quicker than starting Python for each.
 steps_as_processes = dg.multiprocess_executor.configured({"start_method": {"forkserver": {}}})
 defs = dg.Definitions(
-    jobs=[weekly_job, weekly_retried_job, nightly_job, blind_job],
+    jobs=[weekly_job, weekly_retried_job, nightly_job, nightly_by_day_job, blind_job],
     assets=[weekly_asset, report_asset, range_asset],
     schedules=schedules,
     executor=steps_as_processes if os.environ.get("TEST_PROCESSES") else dg.in_process_executor,
@@ -139,3 +148,5 @@ defs = dg.Definitions(
         "faults": Faults(folder=dg.EnvVar("TEST_FOLDER")),
     },
 )
+if os.environ.get("TEST_OPERATORS"):
+    defs = dg.Definitions.merge(defs, operator_definitions(weekly_job, blind_job, report_asset))

@@ -84,6 +84,33 @@ def test_each_instant_of_a_day_with_a_clock_change_is_one_task(
         assert len({run.tags[TASK_ID] for run in dagster.runs()}) == len(instants)
 
 
+def test_making_an_unpartitioned_pipeline_partitioned_is_refused_within_one_name(
+    dagster: Dagster, metered_provider: MeteredProvider
+) -> None:
+    dagster.tick("every_night", NIGHT)
+    (ticked,) = dagster.runs()
+    edited = dagster.launch("nightly_by_day", partition="2026-08-09")
+    assert edited.status is dg.DagsterRunStatus.FAILURE
+    (text,) = dagster.failures(edited)
+    assert "has tasks whose time is the time of its schedule's tick, such as 2026-W33-0" in text
+    assert "give the pipeline another name or another version" in text
+    # What was known before stays known, and explicit keys say no time that could differ.
+    assert dagster.reexecute(ticked, "ALL_STEPS").status is dg.DagsterRunStatus.SUCCESS
+    config = {"ops": {"allocate": {"config": {"explicit_key": "order 77"}}}}
+    assert dagster.launch("nightly_by_day", config=config).status is dg.DagsterRunStatus.SUCCESS
+    assert metered_provider.charges == 2
+
+
+def test_making_a_partitioned_pipeline_unpartitioned_is_refused_within_one_name(
+    dagster: Dagster, metered_provider: MeteredProvider
+) -> None:
+    assert dagster.launch("nightly_by_day", partition="2026-08-09").status is dg.DagsterRunStatus.SUCCESS
+    dagster.tick("every_night", NIGHT)
+    (text,) = dagster.failures(dagster.runs()[-1])
+    assert "has tasks whose time is the start of its partition, such as 2026-W32-0" in text
+    assert metered_provider.charges == 1
+
+
 def _with_cron(folder: Path, cron: str) -> Path:
     """Edit the schedule in a copy of the code location."""
     edited = folder / f"location_{cron.translate(str.maketrans(' *,', '___'))}.py"

@@ -58,6 +58,7 @@ CREATE FUNCTION dagster_idempotent.allocate_v1(
 RETURNS TABLE (verdict text, task dagster_idempotent.tasks) LANGUAGE plpgsql AS $$
 DECLARE
     home dagster_idempotent.pipelines;
+    newest dagster_idempotent.tasks;
     number integer;
 BEGIN
     RETURN QUERY SELECT 'found', t FROM dagster_idempotent.find_tasks_v1(
@@ -71,6 +72,17 @@ BEGIN
     RETURN QUERY SELECT 'found', t FROM dagster_idempotent.find_tasks_v1(
         p_pipeline, p_allocation_key, p_run_id, p_subject, p_scheduled_at, p_version) t;
     IF FOUND THEN RETURN; END IF;
+    -- Keys from ticks and keys from partitions name the same work at different times: a pipeline has one kind of them
+    -- (a version). The rule keeps itself, so the newest task that says is enough.
+    IF p_launch ? 'time_from' THEN
+        SELECT * INTO newest FROM dagster_idempotent.tasks x
+            WHERE x.pipeline = p_pipeline AND x.version = p_version AND x.launch ? 'time_from'
+            ORDER BY x.period_id DESC, x.sequence DESC LIMIT 1;
+        IF newest.launch ->> 'time_from' <> p_launch ->> 'time_from' THEN
+            RETURN QUERY SELECT 'timed_otherwise', newest;
+            RETURN;
+        END IF;
+    END IF;
     p_period_id := coalesce(p_period_id,
         dagster_idempotent.period_of_v1(clock_timestamp(), home.period_kind, home.timezone));
     RETURN QUERY SELECT 'unmapped', t FROM dagster_idempotent.tasks t
