@@ -27,6 +27,7 @@ from dagster_idempotent.errors import (
     IdempotentError,
     LeaseBusy,
     LeaseLost,
+    RemoteJobUnfinished,
     StoreError,
     TaskClosed,
 )
@@ -56,7 +57,7 @@ def working_on(
         if isinstance(claimed, Task):
             yield claimed
             return
-        claimed.log = context.log.info
+        claimed.large, claimed.log = ledger.large_artifacts(), context.log.info
         with _Failure(claimed), claimed.renewed():
             yield claimed
     except IdempotentError as error:
@@ -182,6 +183,8 @@ def stop(
                 waits = f"wait {context.retry_number + 1} of {MAX_WAITS}"
                 context.log.info("%s Waiting %.1f s (%s).", error.message, seconds, waits)
                 raise dg.RetryRequested(max_retries=MAX_WAITS, seconds_to_wait=seconds) from error
+            if isinstance(error, RemoteJobUnfinished) and isinstance(work, Work):
+                work.let_go(error)
             if isinstance(error, CallInDoubt) or (isinstance(error, CallsUnfinished) and error.in_doubt):
                 if isinstance(work, Work):
                     work.hold(HeldFor.IN_DOUBT, error.message)
