@@ -27,10 +27,11 @@ class Gate(StrEnum):
 class Pipeline(Generic[Output]):
     """The settings of one paid workflow; `period` and `timezone` are fixed once it has tasks.
 
-    Durations are timedeltas or texts such as "90s", "10m", "1h30m". `lease` is how long a silent worker keeps a
-    task, `sender_lease` how long a silent sender keeps a call, `send_window` how long after its intent a request
-    may still put out bytes (shorter than `sender_lease`). `version` is part of every identity: changing it makes
-    new tasks, changing code alone never does. Raises ConfigurationError naming the setting.
+    Durations are timedeltas or texts such as "90s", "10m", "1h30m". `lease` is how long a silent worker keeps a task,
+    `renew_every` how often it speaks (a third of the lease; half at most), `sender_lease` how long a silent sender
+    keeps a call, `send_window` how long after its intent a request may still put out bytes (shorter than
+    `sender_lease`). `version` is part of every identity: changing it makes new tasks, changing code alone never does.
+    Raises ConfigurationError naming the setting.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Pipeline(Generic[Output]):
         version: str = "",
         sender_lease: str | timedelta = "30s",
         send_window: str | timedelta = "10s",
+        renew_every: str | timedelta | None = None,
     ) -> None:
         self.name = validate_pipeline_name(name)
         self.output: type[Output] = _output_model(output)
@@ -55,6 +57,7 @@ class Pipeline(Generic[Output]):
         self.timezone: ZoneInfo = zone(timezone)
         self.timezone_name = timezone
         self.lease = _positive("lease", lease)
+        self.renew_every = self.lease / 3 if renew_every is None else _positive("renew_every", renew_every)
         self.sender_lease = _positive("sender_lease", sender_lease)
         self.send_window = _positive("send_window", send_window)
         self.max_attempts = _at_least_one("max_attempts", max_attempts)
@@ -63,6 +66,12 @@ class Pipeline(Generic[Output]):
         self.budget = budget
         self.currency = _one_currency(budget)
         self.gate = Gate.NONE if approval is None else _one_of("approval", Gate, approval)
+        if self.renew_every > self.lease / 2:
+            raise ConfigurationError(
+                f"renew_every ({self.renew_every}) must be at most half of the lease ({self.lease}): else one renewal "
+                "that fails loses the lease. Renew more often, or lengthen the lease.",
+                field="renew_every",
+            )
         if self.send_window >= self.sender_lease:
             raise ConfigurationError(
                 f"send_window ({self.send_window}) must be shorter than sender_lease ({self.sender_lease}): "

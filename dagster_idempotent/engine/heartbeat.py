@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import assert_never
 from uuid import UUID
 
 import psycopg
@@ -34,6 +35,8 @@ class Beat:
     due: float
     lost: bool = False
     over: threading.Event = field(default_factory=threading.Event)
+    # Its row was locked by somebody when it was last renewed.
+    stuck: bool = False
 
 
 class Heartbeat:
@@ -50,10 +53,12 @@ class Heartbeat:
         self._pid = os.getpid()
 
     @contextmanager
-    def renewing(self, what: Lease | UUID | Deliverer, length: timedelta) -> Generator[Beat]:
+    def renewing(
+        self, what: Lease | UUID | Deliverer, length: timedelta, *, every: timedelta | None = None
+    ) -> Generator[Beat]:
         """Renew a lease, or the sender of a submission or of a delivery, until the block is left."""
-        every = length.total_seconds() / RENEWALS_PER_LEASE
-        beat = Beat(what=what, every=every, due=time.monotonic() + every)
+        pause = (length / RENEWALS_PER_LEASE if every is None else every).total_seconds()
+        beat = Beat(what=what, every=pause, due=time.monotonic() + pause)
         self._leave_parent()
         with self._changed:
             self._beats.append(beat)
@@ -90,6 +95,7 @@ class Heartbeat:
                 try:
                     connection = connection or self._database.connect(lock_wait=LONGEST_LOCK_WAIT)
                     _renew(connection, due)
+                    self._postpone([beat for beat in due if beat.stuck])
                 except (psycopg.Error, StoreError) as error:
                     logger.warning("heartbeat.renewal_failed", extra={"reason": str(error).strip()})
                     if connection is not None:
@@ -123,15 +129,33 @@ class Heartbeat:
 
 
 def _renew(connection: Connection, due: list[Beat]) -> None:
+    """Renew what is due; what is stuck at a locked row comes last and keeps nobody else waiting."""
     senders = [beat for beat in due if isinstance(beat.what, UUID)]
-    if senders:
-        alive = submissions.renew_senders(connection, [beat.what for beat in senders if isinstance(beat.what, UUID)])
-        for beat in senders:
-            beat.lost = beat.what not in alive
-    for beat in due:
-        if isinstance(beat.what, Lease):
-            beat.lost = leases.renew(connection, beat.what) is None
-            if beat.lost:
-                beat.over.set()
-        elif isinstance(beat.what, Deliverer):
-            beat.lost = not outbox.renew_delivery(connection, beat.what.sender)
+    others = sorted((beat for beat in due if not isinstance(beat.what, UUID)), key=lambda beat: beat.stuck)
+    for batch in [senders, *([beat] for beat in others)]:
+        stuck = False
+        try:
+            _renew_batch(connection, batch)
+        except psycopg.errors.LockNotAvailable as error:
+            stuck = True
+            logger.warning("heartbeat.row_locked", extra={"reason": str(error).strip()})
+        for beat in batch:
+            beat.stuck = stuck
+
+
+def _renew_batch(connection: Connection, batch: list[Beat]) -> None:
+    """Renew the senders of a process by one statement, or one lease or delivery."""
+    senders = [beat.what for beat in batch if isinstance(beat.what, UUID)]
+    alive = submissions.renew_senders(connection, senders) if senders else set[UUID]()
+    for beat in batch:
+        match beat.what:
+            case Lease():
+                beat.lost = leases.renew(connection, beat.what) is None
+                if beat.lost:
+                    beat.over.set()
+            case Deliverer():
+                beat.lost = not outbox.renew_delivery(connection, beat.what.sender)
+            case UUID():
+                beat.lost = beat.what not in alive
+            case _:
+                assert_never(beat.what)

@@ -110,7 +110,7 @@ class Work:
     @contextmanager
     def renewed(self) -> Generator["Work"]:
         """Renew the lease while the block runs, and make this the current work of the thread's context."""
-        with self.heartbeat.renewing(self.lease, self.pipeline.lease) as beat:
+        with self.heartbeat.renewing(self.lease, self.pipeline.lease, every=self.pipeline.renew_every) as beat:
             self.beat = beat
             token = _current.set(self)
             try:

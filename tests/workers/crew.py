@@ -8,11 +8,12 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -71,6 +72,21 @@ class Worker:
         if "upper_bound" in options:
             options["upper_bound"] = Money.parse(options["upper_bound"])
         return ChatCompletionsProvider(**options)
+
+    def set_clock(self, order: Order) -> object:
+        """Put the wall clock of this process wrong by so many seconds, as everything in it sees it."""
+        off, right, right_ns, real = order["seconds"], time.time, time.time_ns, datetime
+
+        class Shifted(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> Self:
+                return cls.fromtimestamp(right() + off, tz)
+
+        time.time, time.time_ns = lambda: right() + off, lambda: right_ns() + off * 10**9
+        for module in list(sys.modules.values()):
+            if getattr(module, "datetime", None) is real:
+                module.datetime = Shifted  # pyright: ignore[reportAttributeAccessIssue]
+        return datetime.now(UTC).timestamp() - right()
 
     def connect(self, order: Order) -> object:
         self.database(order).run(lambda c: c.execute("SELECT 1").fetchone())
