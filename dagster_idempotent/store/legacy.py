@@ -32,11 +32,12 @@ class ImportedTask:
     bodies: Sequence[bytes]
 
 
-def inspect_record(connection: Connection, task: ImportedTask) -> Seen:
-    """Tell what importing a record would find; writes nothing."""
-    columns = {name: value for name, value in task.columns.items() if name not in ("calls", "artifacts", "approvals")}
-    row = connection.execute(SQL["inspect_record"], {"task": Jsonb(columns)}).fetchone() or {}
-    return Seen(verdict=row["verdict"], task_ids=row["task_ids"], sequence=row["sequence"])
+def inspect_records(connection: Connection, tasks: Sequence[ImportedTask]) -> Sequence[Seen]:
+    """Tell what importing each record would find, as if it were the only one; writes nothing."""
+    inner = ("calls", "artifacts", "approvals")
+    columns = [Jsonb({name: value for name, value in task.columns.items() if name not in inner}) for task in tasks]
+    rows = connection.execute(SQL["inspect_records"], {"tasks": columns}).fetchall()
+    return [Seen(verdict=row["verdict"], task_ids=row["task_ids"], sequence=row["sequence"]) for row in rows]
 
 
 def import_record(connection: Connection, task: ImportedTask, *, actor: str, reason: str) -> Seen:

@@ -1,7 +1,7 @@
 """The import itself: every record is judged, the right ones become tasks one by one, the others stay as they are."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,9 @@ from dagster_idempotent.engine.legacy_import.files import check_target, file_siz
 from dagster_idempotent.engine.legacy_import.spool import Spool
 from dagster_idempotent.store import legacy
 from dagster_idempotent.store.database import Database
+
+BATCH = 100
+BATCH_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +65,10 @@ def import_records(
         for item in _read(what):
             spool.add(item)
         importer = _Importer(database, what, spool, dry_run=dry_run)
-        for item in spool:
-            finding = _refused(item) if isinstance(item, Refusal) else importer.take(item)
-            summary.verdicts[finding.verdict] += 1
-            tell(finding)
+        for batch in _batches(spool):
+            for finding in importer.take(batch):
+                summary.verdicts[finding.verdict] += 1
+                tell(finding)
     return summary
 
 
@@ -77,20 +80,28 @@ class _Importer:
         self._what = what
         self._spool = spool
         self._dry_run = dry_run
+        self._collection = what.collection_name
         # A reply to a commit may be lost: by this the statement, issued again, knows its own row.
         self._import_id = str(uuid4())
         # Of the period at hand, in a dry run: how many records would have been numbered.
         self._period = ("", 0)
 
-    def take(self, plan: Plan) -> Finding:
-        record = plan.record
+    def take(self, batch: Sequence[Plan | Refusal]) -> Iterator[Finding]:
+        """Bring a batch in; what the ledger knows already costs it one question for all."""
+        plans = [item for item in batch if isinstance(item, Plan)]
         # Files are hashed only where that can change anything.
-        task = imported_task(plan, self._what.name, self._metadata(plan), sizes={})
-        seen = self._database.run(lambda c: legacy.inspect_record(c, task))
+        tasks = [imported_task(plan, self._what.name, self._metadata(plan), sizes={}) for plan in plans]
+        known = iter(self._database.run(lambda c: legacy.inspect_records(c, tasks)) if tasks else [])
+        for item in batch:
+            yield _refused(item) if isinstance(item, Refusal) else self._take(item, next(known))
+
+    def _take(self, plan: Plan, seen: legacy.Seen) -> Finding:
+        record = plan.record
         if seen.verdict == "new":
             sizes = file_sizes(self._what.folder, record)
             if isinstance(sizes, Refusal):
                 return _refused(sizes)
+            # It looks again, under the lock: a batch is only as fresh as its question.
             task = imported_task(plan, self._what.name, self._metadata(plan), sizes=sizes)
             seen = self._numbered(plan, seen) if self._dry_run else self._import(task)
         finding = self._finding(plan, seen)
@@ -127,13 +138,26 @@ class _Importer:
         )
 
     def _metadata(self, plan: Plan) -> dict[str, str | None]:
-        what = self._what
         return {
-            "collection": what.collection_name,
-            "source": f"{what.collection_name}/{plan.record.label}",
-            "actor": what.actor,
+            "collection": self._collection,
+            "source": f"{self._collection}/{plan.record.label}",
+            "actor": self._what.actor,
             "import_id": self._import_id,
         }
+
+
+def _batches(items: Iterable[Plan | Refusal]) -> Iterator[Sequence[Plan | Refusal]]:
+    """Cut what is imported into batches, bounded in number and in bytes, so that memory stays flat."""
+    batch: list[Plan | Refusal] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += sum(map(len, item.record.documents.values())) if isinstance(item, Plan) else 0
+        if len(batch) >= BATCH or size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _read(what: Import) -> Iterable[LegacyRecord | Refusal]:

@@ -1,7 +1,8 @@
 -- Statements of the legacy import.
 
--- name: inspect_record
-SELECT verdict, task_ids, sequence FROM dagster_idempotent.inspect_record_v1(%(task)s)
+-- name: inspect_records
+SELECT i.verdict, i.task_ids, i.sequence FROM unnest(%(tasks)s::jsonb[]) WITH ORDINALITY AS r (task, number)
+CROSS JOIN LATERAL dagster_idempotent.inspect_record_v1(r.task) i ORDER BY r.number
 
 -- name: import_record
 SELECT verdict, task_ids FROM dagster_idempotent.import_record_v1(
