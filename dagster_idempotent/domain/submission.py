@@ -96,6 +96,8 @@ class Submission:
     settled_at: datetime | None
     # An operator's "send again, it may charge twice": another submission may follow this abandoned one.
     resend_allowed: bool = False
+    # Succeeded after a resend, and nobody has looked yet whether the provider took it for two requests.
+    unconfirmed: bool = False
 
     @property
     def expired(self) -> bool:

@@ -64,6 +64,9 @@ def _doubtful(facts: Facts, row: Row) -> list[NextStep]:
     if row["lookup"] == "exact":
         command = f"dagster-idempotent calls reconcile {call} -m MODULE:ATTRIBUTE"
         steps.append(NextStep(when="first: the provider can be asked; nothing is sent", command=command))
+    if row["lookup"] == "fuzzy":
+        command = f"dagster-idempotent calls reconcile {call} -m MODULE:ATTRIBUTE"
+        steps.append(NextStep(when="first: the provider shows candidates; it settles nothing", command=command))
     resolve = f"dagster-idempotent calls resolve {call}"
     steps.append(
         NextStep(

@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_idempotent.domain.task import TaskStatus
 from dagster_idempotent.engine.resolutions import current_row
-from dagster_idempotent.store import listing
+from dagster_idempotent.store import listing, sightings
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 
@@ -26,6 +26,7 @@ class Facts:
     messages: Sequence[Row]
     audit: Sequence[Row]
     history: Mapping[str, Sequence[Row]]
+    sightings: Sequence[Row]
 
     @property
     def status(self) -> TaskStatus:
@@ -57,6 +58,7 @@ def look(database: Database, ref: TaskRef) -> Facts:
         ),
         audit=database.run(lambda c: listing.audit(c, pipeline=ref.pipeline, task_id=ref.task_id, limit=20)),
         history=history,
+        sightings=database.run(lambda c: sightings.of_task(c, ref)),
     )
 
 

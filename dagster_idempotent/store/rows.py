@@ -65,6 +65,7 @@ def submission_of(row: Row) -> Submission:
         intended_at=row["intended_at"],
         settled_at=row["settled_at"],
         resend_allowed=row["resend_allowed"],
+        unconfirmed=row["unconfirmed"],
     )
 
 
