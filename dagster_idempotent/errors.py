@@ -138,7 +138,7 @@ class CallInDoubt(CallError):
 
 
 class CallRejected(CallError):
-    """The provider's own, definite no; nothing was charged."""
+    """The provider's own, definite no; nothing was charged. `remote_ref` names what it is about, where it says so."""
 
 
 class CallNotSent(CallError):

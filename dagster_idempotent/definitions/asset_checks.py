@@ -10,19 +10,21 @@ import dagster as dg
 
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.engine.verify import verify
-from dagster_idempotent.store import listing
+from dagster_idempotent.store import listing, sightings
 from dagster_idempotent.store.database import Database
 
 ASSET = "idempotency_ledger"
 NOTHING_IN_DOUBT = "nothing_in_doubt"
 NO_DEAD_LETTERS = "no_dead_letters"
 COST_WITHIN_BUDGET = "cost_within_budget"
+NOTHING_CHARGED_TWICE = "nothing_charged_twice"
 ONE_RESULT_PER_KEY = "one_accepted_result_per_key"
 SHOWN = 100
 _WHAT_TO_DO = {
     NOTHING_IN_DOUBT: "Run the job idempotency_resolve, or `dagster-idempotent explain TASK`.",
     NO_DEAD_LETTERS: "Run the job idempotency_redrive or idempotency_discard.",
     COST_WITHIN_BUDGET: "Raise the limit with `dagster-idempotent budgets set`, or find out what cost so much.",
+    NOTHING_CHARGED_TWICE: "Ask the provider for a refund; `dagster-idempotent explain TASK` names both requests.",
     ONE_RESULT_PER_KEY: "Run `dagster-idempotent verify`.",
 }
 
@@ -40,11 +42,12 @@ class LedgerState:
 
 
 def look_at(database: Database) -> LedgerState:
-    """Read what needs a person: calls in doubt and held tasks, dead letters, budgets that are overdrawn."""
+    """Read what needs a person: calls in doubt and held tasks, dead letters, budgets overdrawn, double charges."""
     doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SHOWN))
     held = database.run(lambda c: listing.tasks(c, status="held", limit=SHOWN))
     dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SHOWN))
     limits = database.run(listing.budgets)
+    twice = database.run(lambda c: sightings.charged_twice(c, limit=SHOWN))
     overdrawn = [row for row in limits if row["limit"] is not None and row["reserved"] + row["settled"] > row["limit"]]
     return LedgerState(
         problems={
@@ -55,6 +58,9 @@ def look_at(database: Database) -> LedgerState:
             NO_DEAD_LETTERS: [_picked(row, "pipeline", "task_id", "attempts", "error") for row in dead],
             COST_WITHIN_BUDGET: [
                 _picked(row, "pipeline", "scope", "currency", "settled", "limit") for row in overdrawn
+            ],
+            NOTHING_CHARGED_TWICE: [
+                _picked(row, "pipeline", "task_id", "call_key", "submission", "found") for row in twice
             ],
         }
     )

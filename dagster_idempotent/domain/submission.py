@@ -99,6 +99,8 @@ class Submission:
     # Where an answer lies that is too large for its row.
     response_uri: str | None = None
     response_size: int | None = None
+    # Succeeded after a resend, and nobody has looked yet whether the provider took it for two requests.
+    unconfirmed: bool = False
 
     @property
     def expired(self) -> bool:

@@ -38,10 +38,14 @@ def _where(row: Row) -> str:
 
 
 def _asked(facts: Facts, row: Row, providers: str) -> list[NextStep]:
-    if row["lookup"] != "exact":
+    whens = {
+        "exact": "first: the provider can be asked; nothing is sent",
+        "fuzzy": "first: the provider shows candidates; it settles nothing",
+    }
+    if row["lookup"] not in whens:
         return []
     command = f"dagster-idempotent calls reconcile {_call(facts, row)} -m {shlex.quote(providers)}"
-    return [NextStep(when="first: the provider can be asked; nothing is sent", command=command)]
+    return [NextStep(when=whens[row["lookup"]], command=command)]
 
 
 def _by_evidence(facts: Facts, row: Row) -> list[NextStep]:

@@ -104,9 +104,17 @@ def _evidence(facts: Facts) -> list[str]:
             for row in rows
             if row["late"]
         ]
+    lines += [_sighting_line(row) for row in facts.sightings]
     lines += [f"message {row['channel']}: {row['state']}" for row in facts.messages]
     lines += [f"{short_time(row['at'])} {row['actor']}: {row['action']} ({row['reason']})" for row in facts.audit[:3]]
     return lines
+
+
+def _sighting_line(row: Row) -> str:
+    call = f"call {row['call_key']}, submission {row['submission']}"
+    if row["kind"] == "candidate":
+        return f"{call}: the look-up shows {row['remote_ref']} ({row['described']}), which may be this request"
+    return f"RED: {call}: the provider shows {row['remote_ref']} too, which may have been charged ({row['described']})"
 
 
 def _call_line(row: Row, now: datetime) -> str:

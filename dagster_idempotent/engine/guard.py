@@ -26,6 +26,7 @@ from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
 from dagster_idempotent.engine.remote_jobs import await_job
 from dagster_idempotent.engine.sending import Sending
+from dagster_idempotent.engine.sightings import confirm
 from dagster_idempotent.engine.work import Work, get_task, stopped
 from dagster_idempotent.errors import (
     BudgetExceeded,
@@ -74,6 +75,7 @@ class Guard(Generic[Request, Value]):
             current = current_of(state.submissions)
             match next_step(state.submissions, print_, call=call_key):
                 case Step.REPLAY:
+                    confirm(self._database, call, state, provider)
                     return self._replay(call, _known(current), paid_now=_known(current).submission == sent)
                 case Step.WAIT_FOR_SENDER:
                     raise in_progress(call, _known(current))
@@ -198,6 +200,7 @@ class Guard(Generic[Request, Value]):
                     f"Provider {self._provider.name!r} refused call {call.call_key!r} of task {call.task_id}: "
                     f"{outcome.reason} It was not charged.",
                     submission=sending.submission,
+                    remote_ref=outcome.remote_ref,
                     **facts,
                 )
             case NotSent():

@@ -18,8 +18,10 @@ from dagster_idempotent.domain.submission import (
     current_of,
     keys_of,
 )
+from dagster_idempotent.engine import sightings
 from dagster_idempotent.errors import CredentialMissing
 from dagster_idempotent.providers.outcome import (
+    Candidates,
     Finding,
     LookUpFailed,
     NotFound,
@@ -80,18 +82,17 @@ def reconcile_call(database: Database, call: Call, provider: AnyProvider) -> Rec
         return reconcile_call(database, call, provider)
     if current.state is not SubmissionState.IN_DOUBT:
         return SETTLED
-    if provider.lookup is not LookUp.EXACT:
-        kind = (
-            "has no look-up"
-            if provider.lookup is LookUp.NONE
-            else "has only a fuzzy look-up, which never decides alone"
-        )
-        return Reconciled(settled=False, reason=f"provider {provider.name!r} {kind}")
+    if provider.lookup is LookUp.NONE:
+        return Reconciled(settled=False, reason=f"provider {provider.name!r} has no look-up")
     try:
         finding: Finding = provider.find(keys_of(state.submissions))
     except CredentialMissing as error:
         finding = LookUpFailed(reason=error.message)
     logger.info("reconciliation.looked_up", extra={"call": call.call_key, "finding": type(finding).__name__})
+    if provider.lookup is LookUp.FUZZY:
+        shown = sightings.candidates(database, call, current, finding)
+        reason = f"provider {provider.name!r} has only a fuzzy look-up, which never decides alone; {shown}"
+        return Reconciled(settled=False, reason=reason)
     return _apply(database, call, current, finding)
 
 
@@ -100,17 +101,21 @@ def _apply(database: Database, call: Call, seen: Submission, finding: Finding) -
         case Succeeded():
             row = answer_row(finding, SettledBy.LOOK_UP)
             database.run(lambda c: submissions.record_answer(c, call, seen.submission, row), patience=OUTCOME_PATIENCE)
+            sightings.note(database, call, seen, finding)
             return SETTLED
         case Unfinished(remote_ref=str() as reference):
             row = accepted_row(reference, SettledBy.LOOK_UP)
             database.run(lambda c: submissions.record_answer(c, call, seen.submission, row))
+            sightings.note(database, call, seen, finding)
             return SETTLED
+        case Candidates():
+            return Reconciled(settled=False, reason="the look-up is called exact and shows only candidates")
         case Unfinished():
             return Reconciled(settled=False, reason="the provider accepted it and is not finished", retry_after=10.0)
         case Rejected():
-            return _refuse(database, call, seen, SubmissionState.REJECTED, finding.reason)
+            return _refuse(database, call, seen, SubmissionState.REJECTED, finding)
         case NotFound(complete=True):
-            return _refuse(database, call, seen, SubmissionState.NOT_SENT, "looked up: the provider does not know it")
+            return _refuse(database, call, seen, SubmissionState.NOT_SENT)
         case NotFound():
             return Reconciled(settled=False, reason="the provider's search was not complete")
         case LookUpFailed():
@@ -119,14 +124,27 @@ def _apply(database: Database, call: Call, seen: Submission, finding: Finding) -
             assert_never(finding)
 
 
-def _refuse(database: Database, call: Call, seen: Submission, state: SubmissionState, reason: str) -> Reconciled:
+def _refuse(
+    database: Database,
+    call: Call,
+    seen: Submission,
+    state: SubmissionState,
+    finding: Rejected | None = None,
+) -> Reconciled:
     """Write a look-up's no, which counts only where the look-up began after the settle delay."""
     if not seen.settle_delay_over:
         wait = max(0.1, seen.settles_in.total_seconds())
         return Reconciled(settled=False, reason="the request may still land at the provider", retry_after=wait)
     written = database.run(
         lambda c: submissions.record_refusal(
-            c, call, seen.submission, state=state, error=reason, sender=None, seen_sends=seen.sends
+            c,
+            call,
+            seen.submission,
+            state=state,
+            error="looked up: the provider does not know it" if finding is None else finding.reason,
+            sender=None,
+            seen_sends=seen.sends,
+            remote_ref=None if finding is None else finding.remote_ref,
         )
     )
     return SETTLED if written else Reconciled(settled=False, reason="somebody else acted meanwhile", retry_after=0.1)

@@ -85,7 +85,14 @@ class Sending:
     def _record_refusal(self, state: SubmissionState, refusal: Rejected | NotSent) -> Outcome:
         written = self.work.database.run(
             lambda c: submissions.record_refusal(
-                c, self.call, self.submission, state=state, error=refusal.reason, sender=self.sender, seen_sends=1
+                c,
+                self.call,
+                self.submission,
+                state=state,
+                error=refusal.reason,
+                sender=self.sender,
+                seen_sends=1,
+                remote_ref=refusal.remote_ref if isinstance(refusal, Rejected) else None,
             ),
             patience=OUTCOME_PATIENCE,
         )

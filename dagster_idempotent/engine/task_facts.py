@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_idempotent.domain.task import OPEN, TaskStatus
 from dagster_idempotent.engine.resolutions import current_row
-from dagster_idempotent.store import listing
+from dagster_idempotent.store import listing, sightings
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 
@@ -27,6 +27,7 @@ class Facts:
     audit: Sequence[Row]
     history: Mapping[str, Sequence[Row]]
     budgets: Sequence[Row]
+    sightings: Sequence[Row]
 
     @property
     def status(self) -> TaskStatus:
@@ -84,6 +85,7 @@ def look(database: Database, ref: TaskRef) -> Facts:
         audit=database.run(lambda c: listing.audit(c, pipeline=ref.pipeline, task_id=ref.task_id, limit=20)),
         history=history,
         budgets=_limits(database, ref, task) if task.get("held_for") == "budget" else [],
+        sightings=database.run(lambda c: sightings.of_task(c, ref)),
     )
 
 

@@ -51,8 +51,8 @@ def verify(database: Database, *, progress: Callable[[str], None] = lambda _: No
         progress(IDENTITY_RULE)
         findings += _identities(connection)
         notices = [
-            Finding(rule="late_answers", subject=row["subject"], found=row["found"])
-            for row in statements.late_answers(connection)
+            Finding(rule="charged_twice", subject=row["subject"], found=row["found"])
+            for row in statements.charged_twice(connection)
         ]
         totals = statements.totals(connection)
     return Verification(rules=len(statements.RULES) + 1, findings=findings, notices=notices, totals=totals)

@@ -204,9 +204,11 @@ class ChatCompletionsProvider:
         rows = cast("list[object]", found["requests"])
         if not rows:
             return NotFound(complete=found.get("complete") is True)
-        if len(rows) > 1:
-            logger.error("chat_completions.accepted_more_than_once", extra={"key": key, "times": len(rows)})
-        return self._found(rows[0])
+        finding = self._found(rows[0])
+        if len(rows) > 1 and isinstance(finding, Succeeded | Unfinished):
+            others = (_reference(_as_object(row)) for row in rows[1:])
+            return replace(finding, also=tuple(each or "a request without an id" for each in others))
+        return finding
 
     def _found(self, row: object) -> Finding:
         match row:
@@ -237,6 +239,10 @@ def _object(body: bytes) -> Mapping[str, object] | None:
         value: object = json.loads(body)
     except (ValueError, RecursionError):
         return None
+    return _as_object(value)
+
+
+def _as_object(value: object) -> Mapping[str, object] | None:
     return cast("Mapping[str, object]", value) if isinstance(value, dict) else None
 
 

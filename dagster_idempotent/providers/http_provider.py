@@ -47,10 +47,10 @@ class HttpProvider:
     Building one reads no credential. `api_key_variable` names the environment variable that holds it; with none, the
     headers that the caller set go out as they are. Requests to another origin than `base_url` are refused, so that
     the credential goes nowhere else. `find` looks a request up, exactly, by its keys, and gives the answer in the form
-    that was asked for, made by `HttpAnswer.to_store`; without it a lost answer waits for a person, or for a resend
-    where the profile has a key window. An answer above `max_answer` bytes is not kept:
-    the call is then in doubt and names the provider's reference. `cost_of` is given request and answer; `estimate`
-    the request: its upper bound.
+    that was asked for, made by `HttpAnswer.to_store`; with `exact=False` it shows Candidates, which settle nothing;
+    without it a lost answer waits for a person, or for a resend where the profile has a key window. An answer above
+    `max_answer` bytes is not kept: the call is then in doubt and names the provider's reference. `cost_of` is given
+    request and answer; `estimate` the request: its upper bound.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class HttpProvider:
         account: str = "",
         settle_delay: timedelta = timedelta(minutes=10),
         find: Callable[[Sequence[IdempotencyKey]], Finding] | None = None,
+        exact: bool = True,
         cost_of: Callable[[HttpRequest, HttpAnswer], Money | None] | None = None,
         estimate: Callable[[HttpRequest], Money | None] | None = None,
         upper_bound: Money | None = None,
@@ -80,6 +81,7 @@ class HttpProvider:
         self.settle_delay = settle_delay
         self._account = account
         self._find = find
+        self._exact = exact
         self._cost_of = cost_of
         self._estimate = estimate
         self._upper_bound = upper_bound
@@ -94,8 +96,10 @@ class HttpProvider:
 
     @property
     def lookup(self) -> LookUp:
-        """Exact where a `find` was given."""
-        return LookUp.NONE if self._find is None else LookUp.EXACT
+        """Exact where a `find` was given, unless it was called fuzzy."""
+        if self._find is None:
+            return LookUp.NONE
+        return LookUp.EXACT if self._exact else LookUp.FUZZY
 
     @property
     def key_window(self) -> timedelta | None:

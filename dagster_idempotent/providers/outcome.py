@@ -26,12 +26,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Succeeded:
-    """The provider did the work and this is its answer; a cost of None is unknown, never zero."""
+    """The provider did the work and this is its answer; a cost of None is unknown, never zero.
+
+    `also` names what else a look-up found under the same keys: each may be a charge of its own.
+    """
 
     answer: Answer
     remote_ref: str | None = None
     cost: Money | None = None
     cost_basis: CostBasis = "computed"
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +80,25 @@ class NotFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """The provider accepted the request and has no answer yet."""
+    """The provider accepted the request and has no answer yet; `also` as in Succeeded."""
 
     remote_ref: str | None = None
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Something at the provider that may be the request; `described` tells a person how to recognise it."""
+
+    remote_ref: str
+    described: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """What a look-up that is not exact shows: people are shown it, and it settles nothing."""
+
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +108,7 @@ class LookUpFailed:
     reason: str
 
 
-Finding = Succeeded | Rejected | NotFound | Unfinished | LookUpFailed
+Finding = Succeeded | Rejected | NotFound | Unfinished | Candidates | LookUpFailed
 
 # A status whose meaning is a refusal before any work, at every provider that speaks HTTP as specified. 408, 409 and
 # 429 are not among them: they may be said of a request that, or whose twin, was accepted.

@@ -67,6 +67,7 @@ def submission_of(row: Row) -> Submission:
         resend_allowed=row["resend_allowed"],
         response_uri=row["response_uri"],
         response_size=row["response_size"],
+        unconfirmed=row["unconfirmed"],
     )
 
 

@@ -36,6 +36,7 @@ _PARTS = {
     "0003": ("outbox",),
     "0004": ("legacy",),
     "0007": ("remote_jobs",),
+    "0008": ("sightings",),
 }
 # Any fixed number will do: it must only be the same in every version of this library.
 _MIGRATION_LOCK = 6_402_117_733_051

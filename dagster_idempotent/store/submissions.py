@@ -229,13 +229,18 @@ def record_refusal(
     error: str,
     sender: UUID | None,
     seen_sends: int,
+    remote_ref: str | None = None,
 ) -> bool:
-    """Write not_sent or rejected, by its sender or (sender None) by a look-up; return whether it counted."""
+    """Write not_sent or rejected, by its sender or (sender None) by a look-up; return whether it counted.
+
+    A refusal may name what it is about: the provider's `remote_ref` is kept.
+    """
     parameters = _numbered(call, submission) | {
         "state": state,
         "error": storable(error),
         "sender": sender,
         "seen_sends": seen_sends,
+        "remote_ref": _reference(remote_ref),
     }
     return connection.execute(SQL["record_refusal"], parameters).fetchone() is not None
 

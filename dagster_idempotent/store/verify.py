@@ -42,9 +42,9 @@ def identities(connection: Connection) -> Iterator[Row]:
         yield from cursor
 
 
-def late_answers(connection: Connection) -> Sequence[Row]:
-    """List the paid answers that came beside another one."""
-    return connection.execute(SQL["late_answers"]).fetchall()
+def charged_twice(connection: Connection) -> Sequence[Row]:
+    """List what was paid for more than once: answers beside another one, further requests under one key."""
+    return connection.execute(SQL["charged_twice"]).fetchall()
 
 
 def totals(connection: Connection) -> Row:

@@ -95,7 +95,8 @@ def test_attention_is_red_while_a_call_is_in_doubt_and_green_after_a_decision(
     metered_provider.fault("accept_then_drop")
     assert not house.run("blind", partition=WEEK)
     red = house.tick("idempotency_attention")
-    assert _checks(red) == {"nothing_in_doubt": False, "no_dead_letters": True, "cost_within_budget": True}
+    others = dict.fromkeys(("no_dead_letters", "cost_within_budget", "nothing_charged_twice"), True)
+    assert _checks(red) == {"nothing_in_doubt": False, **others}
     # The same state is reported once, not at every tick.
     assert not house.tick("idempotency_attention", red.cursor).asset_events
 
@@ -175,7 +176,14 @@ def test_the_ledger_asset_counts_and_carries_the_checks(house: House, metered_pr
     assert materialization.metadata["tasks"].value == metered_provider.charges == 1
     checks = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     assert checks == dict.fromkeys(
-        ["nothing_in_doubt", "no_dead_letters", "cost_within_budget", "one_accepted_result_per_key"], True
+        [
+            "nothing_in_doubt",
+            "no_dead_letters",
+            "cost_within_budget",
+            "nothing_charged_twice",
+            "one_accepted_result_per_key",
+        ],
+        True,
     )
 
 

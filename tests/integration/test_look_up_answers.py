@@ -97,10 +97,9 @@ def test_what_is_found_is_an_answer_or_not_finished() -> None:
     assert provider.decode(found.answer).text == "text"
 
 
-def test_two_hits_are_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    row = {"id": "r", "response": COMPLETION}
-    with service(200, json.dumps({"requests": [row, row]}).encode()) as provider:
-        assert isinstance(provider.find([IdempotencyKey("k")]), Succeeded)
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "chat_completions.accepted_more_than_once"
-    ]
+def test_two_hits_are_told_apart_by_what_the_provider_calls_them() -> None:
+    rows = [{"id": name, "response": COMPLETION} for name in ("first", "second", "")]
+    with service(200, json.dumps({"requests": rows}).encode()) as provider:
+        finding = provider.find([IdempotencyKey("k")])
+    assert isinstance(finding, Succeeded)
+    assert finding.also == ("second", "a request without an id")

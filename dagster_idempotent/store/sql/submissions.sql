@@ -9,7 +9,10 @@ SELECT t.status, t.owner AS task_owner, t.fencing_token AS task_token, t.held_fo
     s.cost, s.currency, s.late, s.settled_by, s.error, s.intended_at, s.settled_at,
     s.sender_expires_at - clock_timestamp() AS sender_expires_in,
     s.sender_expires_at + s.settle_delay - clock_timestamp() AS settles_in,
-    r.submission IS NOT NULL AS resend_allowed, a.uri AS response_uri, a.size AS response_size
+    r.submission IS NOT NULL AS resend_allowed, a.uri AS response_uri, a.size AS response_size,
+    s.sends > 1 AND s.state = 'succeeded' AND NOT EXISTS (SELECT FROM dagster_idempotent.sightings x
+        WHERE (x.pipeline, x.task_id, x.call_key, x.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
+          AND x.kind <> 'candidate') AS unconfirmed
 FROM dagster_idempotent.tasks t
 JOIN dagster_idempotent.pipelines p ON p.pipeline = t.pipeline
 CROSS JOIN dagster_idempotent.ledger l
@@ -57,7 +60,8 @@ SELECT submission FROM dagster_idempotent.end_job_v1(
 
 -- name: record_refusal
 SELECT submission, state FROM dagster_idempotent.record_refusal_v1(
-    %(pipeline)s, %(task_id)s, %(call_key)s, %(submission)s, %(state)s, %(error)s, %(sender)s, %(seen_sends)s)
+    %(pipeline)s, %(task_id)s, %(call_key)s, %(submission)s, %(state)s, %(error)s, %(sender)s, %(seen_sends)s,
+    %(remote_ref)s)
 
 -- name: record_doubt
 -- By its own sender, who gave up waiting.

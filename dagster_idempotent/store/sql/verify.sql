@@ -132,11 +132,15 @@ ORDER BY 1
 SELECT pipeline, task_id, allocation_key, run_id, subject_id, scheduled_at, version FROM dagster_idempotent.tasks
 WHERE allocation_key IS NOT NULL ORDER BY pipeline, task_id
 
--- name: late_answers
+-- name: charged_twice
 -- No contradiction, but somebody should know: two answers were paid for.
 SELECT s.pipeline || '/' || s.task_id || ' call ' || s.call_key || ' submission ' || s.submission AS subject,
     'a paid answer came beside another one' || coalesce(', cost ' || s.cost || ' ' || s.currency, '') AS found
-FROM dagster_idempotent.submissions s WHERE s.late ORDER BY 1
+FROM dagster_idempotent.submissions s WHERE s.late
+UNION ALL
+SELECT s.pipeline || '/' || s.task_id || ' call ' || s.call_key || ' submission ' || s.submission,
+    'the provider shows ' || s.remote_ref || ' too: ' || s.described
+FROM dagster_idempotent.sightings s WHERE s.kind = 'charged_again' ORDER BY 1, 2
 
 -- name: totals
 SELECT (SELECT ledger_id FROM dagster_idempotent.ledger) AS ledger_id,

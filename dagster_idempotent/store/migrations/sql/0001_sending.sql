@@ -240,13 +240,14 @@ END $$;
 -- evidence) begun after the sender expired and the provider's settle delay passed; a rejection ends in the same way.
 CREATE FUNCTION dagster_idempotent.record_refusal_v1(
     p_pipeline text, p_task_id text, p_call_key text, p_submission integer, p_state text, p_error text,
-    p_sender uuid, p_seen_sends integer)
+    p_sender uuid, p_seen_sends integer, p_remote_ref text DEFAULT NULL)
 RETURNS SETOF dagster_idempotent.submissions LANGUAGE plpgsql AS $$
 DECLARE
     s dagster_idempotent.submissions;
 BEGIN
     UPDATE dagster_idempotent.submissions x SET
             state = p_state, error = p_error, settled_at = clock_timestamp(),
+            remote_ref = coalesce(p_remote_ref, x.remote_ref),
             settled_by = CASE WHEN p_sender IS NULL THEN 'look_up' ELSE 'sender' END
         WHERE (x.pipeline, x.task_id, x.call_key, x.submission) = (p_pipeline, p_task_id, p_call_key, p_submission)
           AND CASE WHEN p_sender IS NOT NULL
