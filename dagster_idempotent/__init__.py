@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dagster_idempotent.definitions.component import IdempotentJobComponent
     from dagster_idempotent.definitions.jobs import idempotent_asset, idempotent_graph, idempotent_job
     from dagster_idempotent.definitions.operator_definitions import operator_definitions
     from dagster_idempotent.definitions.ops import allocate_op, collect_op, deliver_op, persist_op, transform_op
@@ -56,6 +57,7 @@ __all__ = [
     "GuardedProviderResource",
     "GuardedStripeResource",
     "HttpChannel",
+    "IdempotentJobComponent",
     "Identity",
     "LedgerResource",
     "Message",
@@ -83,6 +85,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "definitions.component": ("IdempotentJobComponent",),
     "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
     "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
     "definitions.operator_definitions": ("operator_definitions",),
@@ -122,3 +125,7 @@ def __getattr__(name: str) -> object:
         if name in names:
             return getattr(import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
