@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dagster_idempotent.definitions.alerts import Attention, AttentionKind
     from dagster_idempotent.definitions.component import IdempotentJobComponent
     from dagster_idempotent.definitions.jobs import idempotent_asset, idempotent_graph, idempotent_job
     from dagster_idempotent.definitions.operator_definitions import operator_definitions
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AllocatorResource",
+    "Attention",
+    "AttentionKind",
     "Backoff",
     "Budget",
     "DeliveryInDoubt",
@@ -85,6 +88,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "definitions.alerts": ("Attention", "AttentionKind"),
     "definitions.component": ("IdempotentJobComponent",),
     "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
     "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
