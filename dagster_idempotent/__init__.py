@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dagster_idempotent.definitions.alerts import Attention, AttentionKind
     from dagster_idempotent.definitions.asset_channel import AssetChannel
+    from dagster_idempotent.definitions.component import IdempotentJobComponent
     from dagster_idempotent.definitions.jobs import idempotent_asset, idempotent_graph, idempotent_job
     from dagster_idempotent.definitions.operator_definitions import operator_definitions
     from dagster_idempotent.definitions.ops import allocate_op, collect_op, deliver_op, persist_op, transform_op
@@ -47,6 +49,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AllocatorResource",
     "AssetChannel",
+    "Attention",
+    "AttentionKind",
     "Backoff",
     "Budget",
     "DeliveryInDoubt",
@@ -61,6 +65,7 @@ __all__ = [
     "GuardedProviderResource",
     "GuardedStripeResource",
     "HttpChannel",
+    "IdempotentJobComponent",
     "Identity",
     "LedgerResource",
     "Message",
@@ -90,6 +95,8 @@ __all__ = [
 
 _HOMES = {
     "definitions.asset_channel": ("AssetChannel",),
+    "definitions.alerts": ("Attention", "AttentionKind"),
+    "definitions.component": ("IdempotentJobComponent",),
     "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
     "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
     "definitions.operator_definitions": ("operator_definitions",),
@@ -131,3 +138,7 @@ def __getattr__(name: str) -> object:
         if name in names:
             return getattr(import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -100,6 +100,10 @@ class Processes:
                 continue
         process.wait()
 
+    def running(self) -> Mapping[str, int]:
+        """Return the process id of each program, which is also its session's."""
+        return {name: process.pid for name, process in self._running.items()}
+
     def check(self) -> None:
         """Raise RuntimeError with the end of its log where a process has ended by itself."""
         for name, process in self._running.items():

@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 from pydantic import BaseModel
@@ -42,9 +43,9 @@ class Faults(dg.ConfigurableResource):
             raise RuntimeError(f"the fault {name} was ordered")
 
 
-def paid(name: str) -> Pipeline[Digest]:
+def paid(name: str, **settings: Any) -> Pipeline[Digest]:
     backoff = Backoff(base=timedelta(seconds=1), cap=timedelta(seconds=1))
-    return Pipeline(name, output=Digest, lease="20s", sender_lease="4s", send_window="3s", backoff=backoff)
+    return Pipeline(name, output=Digest, lease="20s", sender_lease="4s", send_window="3s", backoff=backoff, **settings)
 
 
 def _request(content: str) -> dict[str, object]:

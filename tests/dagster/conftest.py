@@ -21,6 +21,8 @@ DAGSTERS_OWN = (
     "ignore:InitResourceContext.dagster_run is deprecated",
     "ignore:Function `AssetSelection.sources` is deprecated",
     "ignore:Parameter `owners` of initializer `SensorDefinition",
+    "ignore:.parse_obj_as. is deprecated",
+    "ignore:Class `(LocalFileCodeReference|CodeReferencesMetadata)[A-Za-z]*` is currently in beta",
     "ignore:Non-compliant tag keys like .'dagster/partition/",
 )
 SECRET = "sk-never-to-be-written-anywhere"  # noqa: S105 - only the metered provider takes it

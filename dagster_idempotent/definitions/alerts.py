@@ -1,0 +1,134 @@
+"""The hook for the user's own alerts: what newly waits for a person, told once."""
+
+# Dagster's own signatures are partly unknown to a type checker.
+# pyright: reportUnknownMemberType=false
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+
+import dagster as dg
+
+from dagster_idempotent.definitions.operator_links import runs_link
+from dagster_idempotent.definitions.resources import LedgerResource
+from dagster_idempotent.domain.period import TaskId
+from dagster_idempotent.store import listing
+from dagster_idempotent.store.database import Database
+from dagster_idempotent.store.listing import TaskRef
+
+# What one tick looks at of each kind; a cursor that remembers as many still is a few kilobytes.
+SEEN = 500
+
+
+class AttentionKind(StrEnum):
+    """Why something waits for a person."""
+
+    IN_DOUBT = "in_doubt"
+    HELD = "held"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """One thing that waits for a person; `link` shows its runs, absolute where the ledger knows `webserver_url`."""
+
+    kind: AttentionKind
+    pipeline: str
+    task_id: str
+    call_key: str
+    text: str
+    link: str
+
+    @property
+    def name(self) -> str:
+        """Names the thing for as long as it waits."""
+        of = f"{self.pipeline}/{self.task_id}"
+        return f"{self.kind} {of} {self.call_key}".rstrip()
+
+
+Alert = Callable[[Sequence[Attention]], None]
+
+
+def attentions(database: Database, webserver: str | None) -> Sequence[Attention]:
+    """List what waits for a person: calls in doubt, tasks held for something else, dead letters."""
+    doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SEEN))
+    held = database.run(lambda c: listing.tasks(c, status="held", limit=SEEN))
+    dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SEEN))
+
+    def about(kind: AttentionKind, row: listing.Row, call: str, text: str) -> Attention:
+        ref = TaskRef(pipeline=row["pipeline"], task_id=TaskId(row["task_id"]))
+        return Attention(
+            kind=kind,
+            pipeline=ref.pipeline,
+            task_id=ref.task_id,
+            call_key=call,
+            text=f"{text} `dagster-idempotent explain {ref}` says what is safe next.",
+            link=runs_link(ref, webserver),
+        )
+
+    return [
+        *(
+            about(
+                AttentionKind.IN_DOUBT,
+                row,
+                row["call_key"],
+                f"Call {row['call_key']!r} of task {row['task_id']} ({row['pipeline']}) is in doubt.",
+            )
+            for row in doubtful
+        ),
+        *(
+            about(
+                AttentionKind.HELD,
+                row,
+                "",
+                f"Task {row['task_id']} ({row['pipeline']}) is held for its {row['held_for']}.",
+            )
+            for row in held
+            if row["held_for"] != "in_doubt"
+        ),
+        *(
+            about(
+                AttentionKind.DEAD,
+                row,
+                "",
+                f"Task {row['task_id']} ({row['pipeline']}) is a dead letter: {row['error'] or 'no error kept'}.",
+            )
+            for row in dead
+        ),
+    ]
+
+
+def alert_sensor(alert: Alert, *, minimum_interval_seconds: int = 60) -> dg.SensorDefinition:
+    """Make the sensor that calls `alert` with what newly waits for a person; it makes no runs.
+
+    At most one call a tick, with everything that is new in it, so a bad night is one message. Each thing is told once
+    while it waits, and again when it comes back after it was resolved. Where `alert` raises, the tick fails in the UI
+    and the next one tells the same things; a daemon killed just after a call may tell them twice.
+    """
+
+    @dg.sensor(
+        name="idempotency_alerts",
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={"ledger"},
+        description="Call your alert with the calls in doubt, held tasks and dead letters that are new.",
+    )
+    def sense(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        ledger: LedgerResource = context.resources.ledger
+        waiting = {_short(each.name): each for each in attentions(ledger.database(), ledger.webserver_url)}
+        told: set[str] = set(json.loads(context.cursor or "[]"))
+        new = [each for name, each in waiting.items() if name not in told]
+        if new:
+            alert(new)
+        said = f"{len(new)} new, {len(waiting)} waiting for a person."
+        # Of more than one tick looks at, some are out of sight for a while: they are not new when they come back.
+        kept = told if len(waiting) >= SEEN else set[str]()
+        return dg.SensorResult(skip_reason=said, cursor=json.dumps(sorted(kept | waiting.keys())))
+
+    return sense
+
+
+def _short(name: str) -> str:
+    return sha256(name.encode()).hexdigest()[:16]

@@ -1,0 +1,130 @@
+"""The hook for alerts: each thing once, a bad night in one call, and a broken hook loses nothing."""
+
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+
+from dagster_idempotent import Attention, operator_definitions
+from dagster_idempotent.definitions.alerts import SEEN, alert_sensor
+from dagster_idempotent.engine.allocator import Allocator
+from dagster_idempotent.store.database import Database
+
+Rows = psycopg.Connection[dict[str, Any]]
+# The lists below are made in one statement each.
+TASKS = """
+INSERT INTO dagster_idempotent.tasks
+    (pipeline, task_id, period_id, sequence, origin, status, held_for, owner, lease_expires_at, error)
+SELECT 'blind', '2026-W32-' || n, '2026-W32', n, 'unrelated', %(status)s, %(held_for)s,
+    CASE WHEN %(status)s = 'running' THEN 'a run' END, clock_timestamp() - interval '1 hour', 'no answer'
+FROM generate_series(%(first)s::int, %(last)s::int) n
+"""
+
+
+class Told:
+    """An alert that keeps what it was told, and may be broken."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.broken = False
+
+    def __call__(self, new: Sequence[Attention]) -> None:
+        if self.broken:
+            raise ConnectionError("the pager is away")
+        self.calls.append([each.name for each in new])
+
+
+@pytest.fixture
+def code(folder: Path) -> Any:
+    assert folder.exists()
+    return importlib.reload(importlib.import_module("code_location"))
+
+
+@pytest.fixture
+def tick(code: Any, ledger: Database) -> Iterator[Any]:
+    Allocator(ledger).register(code.paid("blind"))
+    with dg.instance_for_test() as instance:
+
+        def evaluate(sensor: dg.SensorDefinition, cursor: str | None = None) -> Any:
+            with dg.build_sensor_context(instance=instance, cursor=cursor, resources=code.defs.resources) as context:
+                return sensor.evaluate_tick(context)
+
+        yield evaluate
+
+
+def add(sql: Rows, status: str, first: int, last: int, held_for: str | None = None) -> None:
+    sql.execute(TASKS, {"status": status, "held_for": held_for, "first": first, "last": last})
+
+
+def test_each_thing_is_told_once_while_it_waits_and_again_when_it_comes_back(tick: Any, sql: Rows) -> None:
+    told = Told()
+    sensor = alert_sensor(told)
+    cursor = tick(sensor).cursor
+    assert told.calls == []
+    add(sql, "dead", 1, 3)
+    add(sql, "held", 4, 4, held_for="gate")
+    cursor = tick(sensor, cursor).cursor
+    assert [len(call) for call in told.calls] == [4], "a bad night is one call"
+    assert "held blind/2026-W32-4" in told.calls[0]
+    cursor = tick(sensor, cursor).cursor
+    add(sql, "dead", 5, 5)
+    cursor = tick(sensor, cursor).cursor
+    assert told.calls[1:] == [["dead blind/2026-W32-5"]]
+
+    sql.execute("UPDATE dagster_idempotent.tasks SET status = 'pending' WHERE task_id = '2026-W32-5'")
+    cursor = tick(sensor, cursor).cursor
+    sql.execute("UPDATE dagster_idempotent.tasks SET status = 'dead' WHERE task_id = '2026-W32-5'")
+    tick(sensor, cursor)
+    assert told.calls[2:] == [["dead blind/2026-W32-5"]]
+
+
+def test_what_a_broken_hook_was_not_told_is_told_by_the_next_tick(tick: Any, sql: Rows) -> None:
+    told = Told()
+    sensor = alert_sensor(told)
+    add(sql, "dead", 1, 2)
+    told.broken = True
+    with pytest.raises(ConnectionError, match="the pager is away"):
+        tick(sensor)
+    told.broken = False
+    tick(sensor)
+    assert [len(call) for call in told.calls] == [2]
+
+
+def test_more_than_a_tick_looks_at_is_told_in_parts_and_never_twice(tick: Any, sql: Rows) -> None:
+    told = Told()
+    sensor = alert_sensor(told)
+    add(sql, "dead", 1, SEEN + 10)
+    cursor = tick(sensor).cursor
+    assert len(json.loads(cursor)) == SEEN
+    sql.execute("UPDATE dagster_idempotent.tasks SET status = 'pending' WHERE sequence > %s", [SEEN])
+    tick(sensor, cursor)
+    names = [name for call in told.calls for name in call]
+    assert len(names) == len(set(names)) == SEEN + 10
+
+
+def test_a_code_location_has_an_alert_sensor_where_it_gives_an_alert(code: Any) -> None:
+    def names(definitions: dg.Definitions) -> set[str]:
+        return {sensor.name for sensor in definitions.sensors or ()}
+
+    assert "idempotency_alerts" in names(operator_definitions(code.blind_job, alert=Told()))
+    assert "idempotency_alerts" not in names(operator_definitions(code.blind_job))
+
+
+def test_5000_open_tasks_do_not_stall_the_sensors(tick: Any, sql: Rows, code: Any) -> None:
+    add(sql, "running", 1, 5000)
+    add(sql, "dead", 5001, 5100)
+    sensors = operator_definitions(code.blind_job, alert=Told()).sensors or ()
+    started = monotonic()
+    for sensor in sensors:
+        assert isinstance(sensor, dg.SensorDefinition)
+        result = tick(sensor)
+        if sensor.name == "blind_task_sensor":
+            assert 0 < len(result.run_requests) <= 20, "bounded, so that the queue is not flooded"
+    # The daemon gives a sensor 60 s; this takes well below one on a quiet machine.
+    assert monotonic() - started < 20
