@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dagster_idempotent.domain.task import Raw, Task
     from dagster_idempotent.engine.call_keys import call_key
     from dagster_idempotent.engine.call_map import map_calls
+    from dagster_idempotent.engine.calls import Calls
     from dagster_idempotent.engine.channels.file import FileChannel
     from dagster_idempotent.engine.channels.http import HttpChannel
     from dagster_idempotent.engine.channels.paid import PaidChannel
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from dagster_idempotent.engine.files import write_artifact
     from dagster_idempotent.engine.tables import replace_rows
     from dagster_idempotent.errors import DeliveryInDoubt, DeliveryNotSent
+    from dagster_idempotent.providers.job_api import JobApi
+    from dagster_idempotent.providers.openai_batches import Batch, BatchResult, OpenAIBatches
+    from dagster_idempotent.providers.remote_job import JobResult, JsonJobApi
 
 __version__ = "0.1.0"
 __all__ = [
@@ -52,7 +56,10 @@ __all__ = [
     "Attention",
     "AttentionKind",
     "Backoff",
+    "Batch",
+    "BatchResult",
     "Budget",
+    "Calls",
     "DeliveryInDoubt",
     "DeliveryNotSent",
     "DeliveryPolicy",
@@ -67,9 +74,13 @@ __all__ = [
     "HttpChannel",
     "IdempotentJobComponent",
     "Identity",
+    "JobApi",
+    "JobResult",
+    "JsonJobApi",
     "LedgerResource",
     "Message",
     "Money",
+    "OpenAIBatches",
     "PaidChannel",
     "Pipeline",
     "Raw",
@@ -129,6 +140,10 @@ _HOMES = {
     "engine.effects": ("EffectTransaction",),
     "engine.files": ("write_artifact",),
     "engine.tables": ("replace_rows",),
+    "engine.calls": ("Calls",),
+    "providers.job_api": ("JobApi",),
+    "providers.openai_batches": ("Batch", "BatchResult", "OpenAIBatches"),
+    "providers.remote_job": ("JobResult", "JsonJobApi"),
     "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
 }
 
