@@ -69,6 +69,7 @@ RULES: Mapping[type[BaseException], Rule] = MappingProxyType(
         errors.BudgetExceeded: _leave("the guard has put the task on hold for its budget"),
         errors.DecisionRefused: _leave("an operator's verb was refused; no attempt has failed"),
         errors.CandidateInvalid: _dead("the answers are stored: transform would return the same candidate"),
+        errors.ArtifactDamaged: _again("the file has a fixed place and is written whole again"),
         errors.DeliveryNotSent: _again("nothing was delivered"),
         errors.DeliveryInDoubt: _again("the message keeps its own state; the task's next attempt only replays"),
         errors.StoreError: _again("the database may be well next time"),
