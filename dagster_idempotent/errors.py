@@ -29,6 +29,7 @@
     ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
     ├── ArtifactDamaged             a stored file is missing or is not what was written
     ├── CandidateInvalid            transform returned something that the output model refuses
+    ├── ArtifactDamaged             a file reads back otherwise than it was written
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
     ├── DeliveryInDoubt             delivered or possibly delivered, no acknowledgement
     ├── StoreError
@@ -195,6 +196,10 @@ class DeliveryNotSent(IdempotentError):
 
 class DeliveryInDoubt(IdempotentError):
     """A channel put the message out and got no acknowledgement."""
+
+
+class ArtifactDamaged(IdempotentError):
+    """A file on an object store reads back otherwise than it was written."""
 
 
 class StoreError(IdempotentError):

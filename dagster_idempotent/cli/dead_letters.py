@@ -22,7 +22,8 @@ from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
 from dagster_idempotent.store import listing
 
-COLUMNS = ("pipeline", "task_id", "subject", "attempts", "unsettled", "created_at", "error")
+COLUMNS = ("pipeline", "task_id", "subject", "attempts", "last_owner", "unsettled", "created_at", "error")
+FACTS = ("pipeline", "task_id", "attempts", "max_attempts", "last_owner", "final", "error")
 
 
 @click.group(cls=Noun)
@@ -51,7 +52,7 @@ def list_(*, url: str | None, folder: Path | None, as_json: bool, pipeline: str 
 @json_option
 @task_argument
 def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None) -> None:
-    """Show one dead letter: its error, its attempts, what was paid for it.
+    """Show one dead letter: error, attempts, last owner, artifacts, paid calls.
 
     Example:
       dagster-idempotent dead-letters show 2026-W32-0
@@ -62,13 +63,15 @@ def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipe
         if facts.get("status") != "dead":
             raise Failure(f"Task {ref} is {facts.get('status')}, not a dead letter. `tasks show` shows any task.")
         calls = database.run(lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id))
-        shown = {name: facts[name] for name in ("pipeline", "task_id", "attempts", "max_attempts", "final", "error")}
+        shown = {name: facts[name] for name in FACTS}
         paid = [
             {"call": row["call_key"], "cost": row["cost"], "currency": row["currency"]}
             for row in calls
             if row["state"] == "succeeded"
         ]
-        print_facts({**shown, "paid": paid, "submissions": len(calls)}, as_json=as_json)
+        artifacts = database.run(lambda c: listing.artifacts(c, ref))
+        stored = [{"name": row["name"], "size": row["size"], "sha256": row["sha256"]} for row in artifacts]
+        print_facts({**shown, "artifacts": stored, "paid": paid, "submissions": len(calls)}, as_json=as_json)
 
 
 @command.command()

@@ -21,8 +21,10 @@ NOTHING_CHARGED_TWICE = "nothing_charged_twice"
 ONE_RESULT_PER_KEY = "one_accepted_result_per_key"
 SHOWN = 100
 _WHAT_TO_DO = {
-    NOTHING_IN_DOUBT: "Run the job idempotency_resolve, or `dagster-idempotent explain TASK`.",
-    NO_DEAD_LETTERS: "Run the job idempotency_redrive or idempotency_discard.",
+    NOTHING_IN_DOUBT: "Run the job idempotency_resolve, or `dagster-idempotent explain TASK`; for a message "
+    "`dagster-idempotent outbox resolve`.",
+    NO_DEAD_LETTERS: "Run the job idempotency_redrive or idempotency_discard; for a message `dagster-idempotent outbox "
+    "resolve`.",
     COST_WITHIN_BUDGET: "Raise the limit with `dagster-idempotent budgets set`, or find out what cost so much.",
     NOTHING_CHARGED_TWICE: "Ask the provider for a refund; `dagster-idempotent explain TASK` names both requests.",
     ONE_RESULT_PER_KEY: "Run `dagster-idempotent verify`.",
@@ -42,10 +44,12 @@ class LedgerState:
 
 
 def look_at(database: Database) -> LedgerState:
-    """Read what needs a person: calls in doubt and held tasks, dead letters, budgets overdrawn, double charges."""
+    """Read what needs a person: calls and messages in doubt, holds, dead letters, overdrawn budgets, double charges."""
     doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SHOWN))
     held = database.run(lambda c: listing.tasks(c, status="held", limit=SHOWN))
     dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SHOWN))
+    lost = database.run(lambda c: listing.messages(c, state="in_doubt", limit=SHOWN))
+    undelivered = database.run(lambda c: listing.messages(c, state="dead", limit=SHOWN))
     limits = database.run(listing.budgets)
     twice = database.run(lambda c: sightings.charged_twice(c, limit=SHOWN))
     overdrawn = [row for row in limits if row["limit"] is not None and row["reserved"] + row["settled"] > row["limit"]]
@@ -54,8 +58,12 @@ def look_at(database: Database) -> LedgerState:
             NOTHING_IN_DOUBT: [
                 *(_picked(row, "pipeline", "task_id", "call_key", "submission", "idempotency_key") for row in doubtful),
                 *(_picked(row, "pipeline", "task_id", "held_for") for row in held if row["held_for"] != "in_doubt"),
+                *(_picked(row, "pipeline", "task_id", "channel", "error") for row in lost),
             ],
-            NO_DEAD_LETTERS: [_picked(row, "pipeline", "task_id", "attempts", "error") for row in dead],
+            NO_DEAD_LETTERS: [
+                *(_picked(row, "pipeline", "task_id", "attempts", "error") for row in dead),
+                *(_picked(row, "pipeline", "task_id", "channel", "attempts", "error") for row in undelivered),
+            ],
             COST_WITHIN_BUDGET: [
                 _picked(row, "pipeline", "scope", "currency", "settled", "limit") for row in overdrawn
             ],

@@ -9,34 +9,91 @@ from typing import Protocol
 from uuid import uuid4
 
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.errors import ConfigurationError
+from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
 
 _SAFE = re.compile(r"(?!\.)[^/\\\0]{1,200}")
 
 
 class ObjectPath(Protocol):
-    """A path of an object store, as universal_pathlib gives them: a put there is whole or absent by itself."""
+    """A path on any file system of fsspec, as universal_pathlib gives them (`UPath("s3://bucket")`)."""
+
+    @property
+    def protocol(self) -> str:
+        """Which file system: s3, gs, memory, file."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The path within that file system."""
+        ...
+
+    @property
+    def parent(self) -> "ObjectPath":
+        """The folder that it lies in."""
+        ...
 
     def __truediv__(self, name: str, /) -> "ObjectPath": ...
+    def mkdir(self, *, parents: bool, exist_ok: bool) -> object:
+        """Make the folder, where the file system has such things."""
+        ...
+
     def write_bytes(self, data: bytes, /) -> object:
         """Put the object."""
         ...
 
+    def read_bytes(self) -> bytes:
+        """Get the object."""
+        ...
 
-def artifact_path(folder: Path, pipeline: str, task_id: TaskId, name: str) -> Path:
-    """Return where an artifact of a task lies: `folder/<pipeline>/<task_id>/<name>`."""
-    return folder / pipeline / task_id / safe_name(name)
+
+Folder = Path | ObjectPath
 
 
-def write_artifact(folder: Path | ObjectPath, pipeline: str, task_id: TaskId, name: str, body: bytes) -> str:
-    """Write an artifact of a task to its fixed place; return its SHA-256.
+def folder_at(place: Folder | str) -> Folder:
+    """Return a folder given as a path, a URI such as `s3://bucket/digests`, or a UPath."""
+    if isinstance(place, str):
+        if "://" not in place:
+            return Path(place)
+        # Loads fsspec, which only URIs need.
+        from upath import UPath  # noqa: PLC0415
 
-    On an object store (`UPath("s3://…")`) the put is atomic; on a disk see `write_file`.
+        return folder_at(UPath(place))
+    if isinstance(place, Path):
+        return place
+    return Path(place.path) if place.protocol in ("file", "local", "") else place
+
+
+def write_artifact(folder: Folder | str, pipeline: str, task_id: TaskId, name: str, body: bytes) -> str:
+    """Write an artifact of a task to `folder/<pipeline>/<task_id>/<name>`; return its SHA-256.
+
+    `folder` is a path, a URI or a UPath. On a disk the file is whole or absent (`write_file`); elsewhere it is read
+    back and compared: raises ArtifactDamaged where it is not what was written. Writing twice is harmless.
     """
-    if isinstance(folder, Path):
-        return write_file(artifact_path(folder, pipeline, task_id, name), body)
-    (folder / pipeline / task_id / safe_name(name)).write_bytes(body)
-    return sha256(body).hexdigest()
+    return write_whole(folder_at(folder) / pipeline / task_id / safe_name(name), body)
+
+
+def write_whole(path: Folder, body: bytes) -> str:
+    """Write a file of any file system; return its SHA-256."""
+    return write_file(path, body) if isinstance(path, Path) else write_object(path, body)
+
+
+def write_object(path: ObjectPath, body: bytes) -> str:
+    """Put an object and read it back; return its SHA-256. Raises ArtifactDamaged."""
+    wanted = sha256(body).hexdigest()
+    try:
+        path.write_bytes(body)
+    except FileNotFoundError:  # a file system that has real folders
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    found = sha256(path.read_bytes()).hexdigest()
+    if found != wanted:
+        raise ArtifactDamaged(
+            f"{path} was written and reads back with SHA-256 {found}, expected {wanted}. Another writer, or the store "
+            "itself, changed it. Write it again.",
+            path=str(path),
+            sha256=found,
+        )
+    return wanted
 
 
 def write_file(path: Path, body: bytes) -> str:

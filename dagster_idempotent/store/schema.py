@@ -35,6 +35,7 @@ _PARTS = {
     "0002": ("tables", "calls", "tasks", "money", "retention"),
     "0003": ("outbox",),
     "0004": ("legacy",),
+    "0005": ("last_owner",),
     "0007": ("remote_jobs",),
     "0008": ("sightings",),
 }

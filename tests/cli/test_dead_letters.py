@@ -16,6 +16,10 @@ def test_a_dead_letter_is_listed_shown_redriven_and_completed(cli: Run, world: A
     shown = cli("dead-letters", "show", task_id, "--json").json()
     assert (shown["attempts"], shown["paid"], shown["submissions"]) == (2, [], 2)
     assert "422" in shown["error"]
+    assert shown["last_owner"] in table.out
+    assert cli("explain", shown["last_owner"]).code == cli("explain", task_id).code
+    (artifact,) = shown["artifacts"]
+    assert (artifact["name"], len(artifact["sha256"])) == ("raw", 64)
     assert cli("dead-letters", "redrive", task_id, "--dry-run", *WHO).err == "Dry run: nothing was changed.\n"
     assert world.status(task_id) == "dead"
     done = cli("dead-letters", "redrive", task_id, "--json", *WHO).json()

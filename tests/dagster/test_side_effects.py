@@ -7,6 +7,7 @@ from typing import Any, LiteralString
 
 import dagster as dg
 import psycopg
+import psycopg.sql
 import pytest
 from pydantic import BaseModel
 
@@ -21,6 +22,10 @@ from dagster_idempotent import (
     iso_week_partitions,
     operator_definitions,
 )
+from dagster_idempotent.domain.period import TaskId
+from dagster_idempotent.engine import messages
+from dagster_idempotent.engine.decisions import Who
+from dagster_idempotent.store.listing import TaskRef
 
 WEEK = "2026-08-03"
 WEEKS = iso_week_partitions("2026-01-05")
@@ -206,6 +211,31 @@ def test_a_result_that_was_approved_later_is_reported_by_the_sensor(place: Place
             sensor.evaluate_tick(context)
     (shown,) = place.materialisations()
     assert shown.partition == WEEK
+
+
+def test_a_message_in_doubt_or_dead_turns_a_check_red_until_somebody_resolves_it(place: Place) -> None:
+    assert place.run(digest)[0].success
+    sensor = {each.name: each for each in operator_definitions(digest).sensors or []}["idempotency_attention"]
+    assert isinstance(sensor, dg.SensorDefinition)
+
+    def red() -> set[str]:
+        with dg.build_sensor_context(instance=place.instance, resources=dict(place.resources())) as context:
+            events = sensor.evaluate_tick(context).asset_events
+        checks = [event for event in events if isinstance(event, dg.AssetCheckEvaluation)]
+        return {check.check_name for check in checks if not check.passed}
+
+    assert red() == set()
+    move: LiteralString = "UPDATE dagster_idempotent.outbox SET state = {}, delivered_at = NULL, receipt = NULL"
+    place.sql.execute("SET session_replication_role = replica")
+    for state, check in (("in_doubt", "nothing_in_doubt"), ("dead", "no_dead_letters")):
+        place.sql.execute(psycopg.sql.SQL(move).format(state))
+        assert red() == {check}
+    ref = TaskRef(pipeline="digest", task_id=TaskId("2026-W32-0"))
+    who = Who(actor="ada", reason="ticket 812")
+    messages.resolve(
+        place.ledger.database(), ref, "catalogue", messages.Found.NOT_DELIVERED, evidence="not there", who=who
+    )
+    assert red() == set()
 
 
 def test_an_asset_without_partitions_is_reported_without_one(

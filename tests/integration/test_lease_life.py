@@ -15,15 +15,10 @@ from pydantic import BaseModel
 
 from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.pipeline import Pipeline
-from dagster_idempotent.domain.submission import CallKey
 from dagster_idempotent.domain.task import Owner
-from dagster_idempotent.engine import stages
 from dagster_idempotent.engine.allocator import Allocator
-from dagster_idempotent.engine.guard import Guard
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.work import Work, claim
-from dagster_idempotent.errors import LeaseLost
-from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.testing.fault_proxy import FaultProxy
 from dagster_idempotent.testing.metered_provider import MeteredProvider
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
 
 Sql = psycopg.Connection[dict[str, Any]]
 Until = Callable[..., object]
-REQUEST = {"model": "m", "messages": [{"role": "user", "content": "summarise"}]}
 MINUTES = 600
 OVER = "SELECT FROM dagster_idempotent.tasks WHERE task_id = %s AND lease_expires_at < clock_timestamp()"
 
@@ -43,12 +37,6 @@ class Digest(BaseModel):
 
 
 SHORT = Pipeline("weekly_digest", output=Digest, lease="1s", sender_lease="1s", send_window="900ms")
-
-
-@pytest.fixture
-def provider(metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch) -> ChatCompletionsProvider:
-    monkeypatch.setenv("K", "k")
-    return ChatCompletionsProvider(base_url=metered_provider.base_url, api_key_variable="K", look_up_path="/lookup")
 
 
 def begin(
@@ -157,24 +145,6 @@ def test_the_configured_interval_is_the_one_that_renews(ledger: Database, sql: S
         for _ in range(3):
             before = sql.execute(expiry).fetchone()
             until(lambda before=before: sql.execute(expiry).fetchone() != before)
-
-
-def test_a_lease_lost_between_two_calls_stops_the_op_before_the_second_and_before_its_commit(
-    ledger: Database, metered_provider: MeteredProvider, provider: ChatCompletionsProvider, until: Until
-) -> None:
-    work = begin(ledger, Heartbeat(ledger))
-    with work.renewed() as held:
-        Guard(work, provider).call(CallKey("first"), REQUEST)
-        begin(ledger, Heartbeat(ledger), owner="another run")
-        beat = held.beat
-        assert beat is not None
-        until(lambda: beat.lost)
-        with pytest.raises(LeaseLost, match="another run"):
-            Guard(work, provider).call(CallKey("second"), REQUEST)
-        with pytest.raises(LeaseLost, match="another run"):
-            stages.persist(work, {"title": "late"}, dagster_run_id="run")
-    assert metered_provider.charges == 1
-    assert len(metered_provider.requests()) == 1
 
 
 PROCESS = """

@@ -1,18 +1,25 @@
 import json
 import os
 import stat
+from collections.abc import Callable
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, ClassVar
+from uuid import uuid4
 
+import fsspec
 import psycopg
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from upath import UPath
+from upath.registry import register_implementation
 
 from dagster_idempotent import FileChannel, HttpChannel, SqlChannel
 from dagster_idempotent.domain.outbox import DeliveryPolicy, MessageState
 from dagster_idempotent.engine.files import write_artifact, write_file
 from dagster_idempotent.engine.relay import deliver_due
-from dagster_idempotent.errors import ConfigurationError, DeliveryInDoubt, DeliveryNotSent
+from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError, DeliveryInDoubt, DeliveryNotSent
 from dagster_idempotent.testing.fault_proxy import FaultProxy
 from tests.side_effects.conftest import SHORT, House, Receiver
 
@@ -180,7 +187,85 @@ def test_a_name_that_leaves_the_tasks_folder_is_refused(tmp_path: Path, name: st
         write_artifact(tmp_path, "weekly_digest", "2026-W02-0", name, b"")
 
 
-def test_an_object_store_gets_the_artifact_at_the_same_place() -> None:
-    store = UPath("memory://bucket")
-    write_artifact(store, "weekly_digest", "2026-W02-0", "shot.bin", b"abc")
-    assert (store / "weekly_digest/2026-W02-0/shot.bin").read_bytes() == b"abc"
+PLACE = ("weekly_digest", "2026-W02-0", "shot.bin")
+
+
+@pytest.mark.parametrize("given", [UPath, str], ids=["a path", "a URI"])
+def test_an_object_store_gets_the_artifact_at_the_same_place_however_often(given: Callable[[str], Any]) -> None:
+    uri = f"memory://{uuid4()}/artifacts"
+    for body in (b"old", b"abc", b"abc"):
+        digest = write_artifact(given(uri), *PLACE, body)
+    assert digest == sha256(b"abc").hexdigest()
+    store = UPath(uri)
+    assert [path.name for path in store.rglob("*") if path.is_file()] == ["shot.bin"]
+    assert store.joinpath(*PLACE).read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("given", [UPath, str], ids=["a path", "a URI"])
+def test_a_uri_of_the_disk_is_written_as_a_disk_is(given: Callable[[str], Any], tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    write_artifact(given(f"file://{folder}"), *PLACE, b"abc")
+    (folder.joinpath(*PLACE)).chmod(0o400)  # only a rename replaces it
+    before = folder.joinpath(*PLACE).stat().st_ino
+    write_artifact(given(f"file://{folder}"), *PLACE, b"abc")
+    assert folder.joinpath(*PLACE).stat().st_ino != before
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["shot.bin"]
+
+
+class Strict(LocalFileSystem):
+    """A file system elsewhere that has real folders and makes none by itself; `loses` makes it cut writes short."""
+
+    protocol = "strict"
+    loses: ClassVar[bool] = False
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
+        super().pipe_file(path, value[:-1] if self.loses else value, **kwargs)
+
+    def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        opened = super().open(path, mode, **kwargs)
+        if self.loses and "w" in mode:
+            opened.write(b"#")
+        return opened
+
+
+class StrictPath(UPath):
+    __slots__ = ()
+
+
+@pytest.fixture
+def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UPath:
+    fsspec.register_implementation("strict", Strict, clobber=True)
+    register_implementation("strict", StrictPath, clobber=True)
+    monkeypatch.setattr(Strict, "loses", False)
+    return UPath(f"strict://{tmp_path}")
+
+
+def test_a_file_system_with_folders_gets_them_and_keeps_them(strict: UPath, tmp_path: Path) -> None:
+    for _ in range(2):
+        write_artifact(strict, *PLACE, b"abc")
+    assert tmp_path.joinpath(*PLACE).read_bytes() == b"abc"
+
+
+def test_what_reads_back_otherwise_than_it_was_written_is_refused_and_can_be_written_again(
+    strict: UPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Strict, "loses", True)
+    with pytest.raises(ArtifactDamaged, match="reads back"):
+        write_artifact(strict, *PLACE, b"abc")
+    monkeypatch.setattr(Strict, "loses", False)
+    write_artifact(strict, *PLACE, b"abc")
+    assert tmp_path.joinpath(*PLACE).read_bytes() == b"abc"
+
+
+def test_a_message_goes_to_an_object_store_and_again_where_it_was_damaged(
+    house: House, strict: UPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, channels = house.complete(0, {"file": True}), {"file": FileChannel(strict)}
+    monkeypatch.setattr(Strict, "loses", True)
+    (first,) = deliver_due(house.database, "weekly_digest", channels, policy=DeliveryPolicy(backoff=SHORT), limit=1)
+    assert (first.delivered_now, first.message.state) == (False, MessageState.READY)
+    monkeypatch.setattr(Strict, "loses", False)
+    while not house.messages(task)["file"].receipt:
+        deliver_due(house.database, "weekly_digest", channels, policy=DeliveryPolicy(backoff=SHORT))
+    (written,) = tmp_path.rglob("*.json")
+    assert written.read_text() == '{"title":"week 0"}'

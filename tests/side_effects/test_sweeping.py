@@ -44,6 +44,8 @@ def test_a_final_error_is_a_dead_letter_at_once_and_keeps_its_error(house: House
     assert sweep(house, finished=True)["dead"] == [work.task.task_id]
     task = get_task(house.database, house.pipeline.name, work.task.task_id)
     assert (task.status, task.attempts, task.error) == (TaskStatus.DEAD, 1, "CandidateInvalid: title: missing")
+    kept = house.query("SELECT owner, last_owner FROM dagster_idempotent.tasks")
+    assert kept == [{"owner": None, "last_owner": "run-1"}]
 
 
 def test_a_passing_error_is_due_after_its_backoff_under_a_finished_owner(make_house: Callable[..., House]) -> None:

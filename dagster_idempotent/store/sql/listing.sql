@@ -16,7 +16,7 @@ ORDER BY p.pipeline
 
 -- name: list_tasks
 SELECT t.pipeline, t.task_id, t.period_id, t.subject_id AS subject, t.scheduled_at, t.version, t.status, t.held_for,
-    t.owner, t.lease_expires_at, t.attempts, t.next_attempt_at, t.completed_at, t.pruned_at, t.created_at, t.error,
+    t.owner, t.last_owner, t.lease_expires_at, t.attempts, t.next_attempt_at, t.completed_at, t.pruned_at, t.created_at, t.error,
     (SELECT count(*) FROM dagster_idempotent.submissions s WHERE s.pipeline = t.pipeline AND s.task_id = t.task_id
         AND s.state IN ('intended', 'in_doubt', 'accepted')) AS unsettled
 FROM dagster_idempotent.tasks t
@@ -42,9 +42,9 @@ WHERE %(pipeline)s::text IS NULL OR p.pipeline = %(pipeline)s
 ORDER BY t.pipeline, t.task_id LIMIT 20
 
 -- name: locate_anywhere
--- By what has no index: the Dagster run that holds or completed a task, a key or a reference at the provider.
+-- By what has no index: the Dagster run that holds, held last or completed a task, a key or a reference at the provider.
 SELECT x.pipeline, x.task_id FROM dagster_idempotent.tasks x
-    WHERE (x.owner = %(text)s OR x.completed_by = %(text)s)
+    WHERE %(text)s IN (x.owner, x.last_owner, x.completed_by)
       AND (%(pipeline)s::text IS NULL OR x.pipeline = %(pipeline)s)
 UNION SELECT s.pipeline, s.task_id FROM dagster_idempotent.submissions s
     WHERE (s.idempotency_key = %(text)s OR s.remote_ref = %(text)s OR s.owner = %(text)s)
@@ -58,8 +58,8 @@ ORDER BY created_at DESC LIMIT 5
 
 -- name: show_task
 SELECT t.pipeline, t.task_id, t.period_id, t.sequence, t.subject_id AS subject, t.scheduled_at, t.version,
-    t.allocation_key, t.run_id, t.origin, t.status, t.held_for, t.owner, t.lease_expires_at, t.fencing_token,
-    t.attempts, p.max_attempts, t.final, t.next_attempt_at, t.error, t.output_sha256, t.completed_by, t.completed_at,
+    t.allocation_key, t.run_id, t.origin, t.status, t.held_for, t.owner, t.last_owner, t.lease_expires_at,
+    t.fencing_token, t.attempts, p.max_attempts, t.final, t.next_attempt_at, t.error, t.output_sha256, t.completed_by, t.completed_at,
     t.pruned_at, t.created_at, t.launch, p.gate, p.frozen_reason, p.currency,
     dagster_idempotent.gate_open_v1(t.pipeline, t.task_id, p.gate) AS gate_open,
     dagster_idempotent.shown_v1(t.pipeline, t.task_id, p.gate) AS shown_sha256,

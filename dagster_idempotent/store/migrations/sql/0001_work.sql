@@ -172,7 +172,7 @@ BEGIN
     ELSIF p_backoff AND t.next_attempt_at > instant THEN
         RETURN QUERY SELECT 'backoff', t.next_attempt_at - instant, t;
     ELSE
-        UPDATE dagster_idempotent.tasks x SET status = 'running', owner = p_owner,
+        UPDATE dagster_idempotent.tasks x SET status = 'running', owner = p_owner, last_owner = p_owner,
                 lease_expires_at = instant + home.lease, fencing_token = x.fencing_token + 1,
                 attempts = x.attempts + 1, next_attempt_at = NULL
             WHERE x.pipeline = p_pipeline AND x.task_id = p_task_id RETURNING * INTO t;
