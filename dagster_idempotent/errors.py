@@ -198,7 +198,7 @@ class DeliveryInDoubt(IdempotentError):
     """A channel put the message out and got no acknowledgement."""
 
 
-class ArtifactDamaged(IdempotentError):
+class ArtifactNotStored(IdempotentError):
     """A file on an object store reads back otherwise than it was written."""
 
 

@@ -45,8 +45,10 @@ def start(*, folder: Path | None, as_json: bool, dry_run: bool, idle_minutes: fl
     """
     with failures_told():
         if dry_run:
-            running = embedded.status(folder) is not None
-            say("It runs; nothing would be started." if running else "It would be started.")
+            running = embedded.status(folder)
+            if running is not None or as_json:
+                print_facts({} if running is None else _facts(running), as_json=as_json)
+            say("It would be started." if running is None else "It runs; nothing would be started.")
             return
         print_facts(_facts(embedded.start(folder, idle_timeout=idle_minutes * 60 or None)), as_json=as_json)
 

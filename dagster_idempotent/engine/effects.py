@@ -22,7 +22,14 @@ from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import Lease
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.work import stopped
-from dagster_idempotent.errors import ConfigurationError, DatabaseUnavailable, LeaseLost, PayloadMismatch, TaskHeld
+from dagster_idempotent.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    LeaseLost,
+    PayloadMismatch,
+    PayloadPruned,
+    TaskHeld,
+)
 from dagster_idempotent.store import effects
 from dagster_idempotent.store.database import Connection, Database, is_lost
 from dagster_idempotent.store.effects import Effect, Recorded
@@ -189,6 +196,13 @@ def _result(this: Effect, done: Recorded | None) -> JsonValue:
             task_id=this.task_id,
             call_key=this.name,
             fields=differing,
+        )
+    if done.result is None:
+        raise PayloadPruned(
+            f"Effect {this.name!r} of task {this.task_id} happened, and retention dropped its result. It does not "
+            "happen again; nothing was changed.",
+            task_id=this.task_id,
+            call_key=this.name,
         )
     return json.loads(done.result)
 

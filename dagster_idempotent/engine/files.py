@@ -9,7 +9,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
+from dagster_idempotent.errors import ArtifactNotStored, ConfigurationError
 
 _SAFE = re.compile(r"(?!\.)[^/\\\0]{1,200}")
 
@@ -67,7 +67,7 @@ def write_artifact(folder: Folder | str, pipeline: str, task_id: TaskId, name: s
     """Write an artifact of a task to `folder/<pipeline>/<task_id>/<name>`; return its SHA-256.
 
     `folder` is a path, a URI or a UPath. On a disk the file is whole or absent (`write_file`); elsewhere it is read
-    back and compared: raises ArtifactDamaged where it is not what was written. Writing twice is harmless.
+    back and compared: raises ArtifactNotStored where it is not what was written. Writing twice is harmless.
     """
     return write_whole(folder_at(folder) / pipeline / task_id / safe_name(name), body)
 
@@ -78,7 +78,7 @@ def write_whole(path: Folder, body: bytes) -> str:
 
 
 def write_object(path: ObjectPath, body: bytes) -> str:
-    """Put an object and read it back; return its SHA-256. Raises ArtifactDamaged."""
+    """Put an object and read it back; return its SHA-256. Raises ArtifactNotStored."""
     wanted = sha256(body).hexdigest()
     try:
         path.write_bytes(body)
@@ -87,7 +87,7 @@ def write_object(path: ObjectPath, body: bytes) -> str:
         path.write_bytes(body)
     found = sha256(path.read_bytes()).hexdigest()
     if found != wanted:
-        raise ArtifactDamaged(
+        raise ArtifactNotStored(
             f"{path} was written and reads back with SHA-256 {found}, expected {wanted}. Another writer, or the store "
             "itself, changed it. Write it again.",
             path=str(path),

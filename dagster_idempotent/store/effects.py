@@ -28,10 +28,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """An effect that happened: its result as JSON text, and by which run of its transaction."""
+    """An effect that happened: its result as JSON text (None: pruned), and by which run of its transaction."""
 
     attempt: UUID
-    result: str
+    result: str | None
     fingerprint: Fingerprint
 
 

@@ -36,6 +36,7 @@ _PARTS = {
     "0003": ("outbox",),
     "0004": ("legacy",),
     "0005": ("last_owner",),
+    "0006": ("effects",),
     "0007": ("remote_jobs",),
     "0008": ("sightings",),
 }

@@ -1,7 +1,12 @@
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
+import psycopg
 import pytest
+
+from dagster_idempotent.engine import effects
+from dagster_idempotent.errors import PayloadPruned
 
 Run = Callable[..., Any]
 WHO = ("--actor", "cron", "--reason", "retention")
@@ -83,3 +88,31 @@ def test_a_task_that_somebody_holds_is_left_for_the_next_time(cli: Run, world: A
         assert cli("prune", "--older-than", "0s", "--json", *WHO).json()[0]["tasks"] == 1
         assert world.allocate("gamma")
     assert cli("prune", "--older-than", "0s", "--json", *WHO).json()[0]["tasks"] == 1
+
+
+def test_the_result_of_an_effect_goes_with_the_other_bodies_and_it_never_happens_again(cli: Run, world: Any) -> None:
+    task_id = world.allocate()
+    world.ledger.run(lambda c: c.execute("CREATE TABLE public.balance (cents integer NOT NULL)"))
+
+    def pay(connection: Any) -> dict[str, int]:
+        connection.execute("INSERT INTO public.balance VALUES (5)")
+        return {"paid": 5}
+
+    assert effects.once(world.ledger, "weekly_digest", task_id, "pay", pay) == {"paid": 5}
+    world.run(task_id)
+    done = cli("prune", "--older-than", "0s", "--json", *WHO).json()
+    assert (done[0]["tasks"], done[0]["bodies"]) == (1, 4)
+    (row,) = world.query("SELECT result, result_sha256, pruned_at, finished_at FROM dagster_idempotent.effects")
+    assert (row["result"], row["result_sha256"]) == (None, sha256(b'{"paid": 5}').hexdigest())
+    with pytest.raises(PayloadPruned, match="It does not happen again"):
+        effects.once(world.ledger, "weekly_digest", task_id, "pay", pay)
+    with (
+        pytest.raises(PayloadPruned),
+        effects.transaction(world.ledger, "weekly_digest", task_id, "pay") as tx,
+    ):
+        pytest.fail(f"it was opened again: {tx}")
+    assert world.query("SELECT * FROM public.balance") == [{"cents": 5}]
+    for change in ("result = '1'", "pruned_at = NULL", "effect = 'another'"):
+        with pytest.raises(psycopg.Error):
+            world.query(f"UPDATE dagster_idempotent.effects SET {change} RETURNING 1 AS x")  # noqa: S608
+    assert cli("prune", "--older-than", "0s", "--json", *WHO).json()[0]["tasks"] == 0

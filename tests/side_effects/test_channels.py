@@ -19,7 +19,7 @@ from dagster_idempotent import FileChannel, HttpChannel, SqlChannel
 from dagster_idempotent.domain.outbox import DeliveryPolicy, MessageState
 from dagster_idempotent.engine.files import write_artifact, write_file
 from dagster_idempotent.engine.relay import deliver_due
-from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError, DeliveryInDoubt, DeliveryNotSent
+from dagster_idempotent.errors import ArtifactNotStored, ConfigurationError, DeliveryInDoubt, DeliveryNotSent
 from dagster_idempotent.testing.fault_proxy import FaultProxy
 from tests.side_effects.conftest import SHORT, House, Receiver
 
@@ -250,7 +250,7 @@ def test_what_reads_back_otherwise_than_it_was_written_is_refused_and_can_be_wri
     strict: UPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Strict, "loses", True)
-    with pytest.raises(ArtifactDamaged, match="reads back"):
+    with pytest.raises(ArtifactNotStored, match="reads back"):
         write_artifact(strict, *PLACE, b"abc")
     monkeypatch.setattr(Strict, "loses", False)
     write_artifact(strict, *PLACE, b"abc")

@@ -59,6 +59,13 @@ BEGIN
         bytes := bytes + size;
         UPDATE dagster_idempotent.outbox o SET payload = NULL, pruned_at = clock_timestamp()
             WHERE o.pipeline = p_pipeline AND o.task_id = ANY (ids) AND o.payload IS NOT NULL;
+        SELECT coalesce(sum(octet_length(e.result::text)), 0), count(e.result) INTO size, counted
+            FROM dagster_idempotent.effects e WHERE e.pipeline = p_pipeline AND e.task_id = ANY (ids);
+        bodies := bodies + counted;
+        bytes := bytes + size;
+        UPDATE dagster_idempotent.effects e SET result = NULL, pruned_at = clock_timestamp(),
+                result_sha256 = encode(sha256(convert_to(e.result::text, 'UTF8')), 'hex')
+            WHERE e.pipeline = p_pipeline AND e.task_id = ANY (ids) AND e.result IS NOT NULL;
         PERFORM dagster_idempotent.note_v1(p_actor, 'prune', p_reason, p_pipeline, NULL,
             jsonb_build_object('before', p_before),
             jsonb_build_object('tasks', tasks, 'bodies', bodies, 'bytes', bytes, 'first', found_ids[1], 'last', last_task));

@@ -43,7 +43,11 @@ CREATE TRIGGER no_truncate BEFORE TRUNCATE ON dagster_idempotent.effects
 
 CREATE FUNCTION dagster_idempotent.guard_effect() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF old.finished_at IS NOT NULL THEN
+    -- Retention drops the result and keeps all else. As JSON: its columns come with a later migration.
+    IF old.finished_at IS NOT NULL AND NOT (new.result IS NULL
+        AND to_jsonb(new) ->> 'pruned_at' IS NOT NULL AND to_jsonb(old) ->> 'pruned_at' IS NULL
+        AND to_jsonb(new) - '{result,result_sha256,pruned_at}'::text[]
+            = to_jsonb(old) - '{result,result_sha256,pruned_at}'::text[]) THEN
         RAISE EXCEPTION 'effect % of task % happened: its record is final', old.effect, old.task_id
             USING ERRCODE = 'restrict_violation';
     END IF;
