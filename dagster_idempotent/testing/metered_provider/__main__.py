@@ -11,9 +11,9 @@ from dagster_idempotent.errors import ConfigurationError, CredentialMissing
 from dagster_idempotent.testing.metered_provider.settings import Settings
 
 _DESCRIPTION = """\
-A paid provider for tests: it speaks OpenAI's chat completions and responses, Anthropic's messages, and Stripe's
-charges and payment intents. It charges each accepted request and keeps its own bill on disk: that bill, not the
-ledger of the thing under test, says how often somebody paid.
+A paid provider for tests: it speaks OpenAI's chat completions, responses and batches, Anthropic's messages, Stripe's
+charges and payment intents, and has jobs that are polled. It charges each accepted request and keeps its own bill on
+disk: that bill, not the ledger of the thing under test, says how often somebody paid.
 """
 _MORE = """\
 When it is ready it prints one line of JSON (also in FOLDER/address.json):
@@ -33,7 +33,11 @@ Make the next request fail, or one request by the header X-Fault:
   curl ... -H 'X-Fault: hold'                       then: curl $BASE/held?wait=1; curl -X POST $BASE/release
 Faults: accept_then_drop, drop_before_accepting, hold, hold_before_accepting, status, garbage, half_answer,
 redirect, answer_with, slow, error_in_200, empty_answer, gzipped; of streams: cut_stream, truncated_stream,
-open_stream, error_in_stream. Restrict one with "client_reference" or "body_contains"; GET /faults shows the queue.
+open_stream, error_in_stream. Restrict one with "client_reference", "body_contains" or "path_contains"; only the last
+reaches requests that are free, such as "GET /v1/jobs". GET /faults shows the queue.
+
+A job: POST /v1/jobs, GET /v1/jobs/ID, GET /v1/jobs/ID/result, POST /v1/jobs/ID/cancel, GET /v1/jobs?key=KEY
+  curl $BASE/jobs -d '{"id": "job_…", "status": "failed", "error": "no light"}'      drives it; polls no longer do
 
 Start it again on the same folder, after a kill -9 too, and bill and numbering go on.
 """
@@ -60,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
                 required_key=_required_key(options.require_key),
                 deduplicate=options.deduplicate,
                 lookup=options.lookup,
+                job_polls=options.job_polls or None,
             ),
             until_stdin_closes=options.until_stdin_closes,
         )
@@ -91,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         " one request may say X-Deduplicate: on or off",
     )
     parser.add_argument("--no-lookup", dest="lookup", action="store_false", help="play a provider without look-up")
+    parser.add_argument(
+        "--job-polls",
+        type=int,
+        default=3,
+        help="the poll at which a job has succeeded; 0: only when a test drives it (default: 3)",
+    )
     parser.add_argument(
         "--until-stdin-closes", action="store_true", help="end when stdin closes, so with whoever started it"
     )

@@ -21,7 +21,9 @@ from dagster_idempotent.testing.metered_provider.faults import (
     order_from_json,
 )
 from dagster_idempotent.testing.metered_provider.holding import HeldRequest, HoldingPen
+from dagster_idempotent.testing.metered_provider.job_book import JobBook
 from dagster_idempotent.testing.metered_provider.settings import Settings
+from dagster_idempotent.testing.metered_provider.unpaid_jobs import UnpaidJobs
 
 _CREDENTIALS = {"authorization", "proxy-authorization", "x-api-key", "x-goog-api-key", "api-key", "cookie"}
 _LONG_POLL_SECONDS = 30.0
@@ -188,6 +190,7 @@ class Controls:
                 "times": order.times,
                 "client_reference": order.client_reference,
                 "body_contains": order.body_contains,
+                "path_contains": order.path_contains,
                 **order.options,
             }
             for order in self._faults.orders
@@ -220,13 +223,14 @@ class Controls:
         return JSONResponse({"deduplicate": self._settings.deduplicate, "lookup": self._settings.lookup})
 
 
-def build_app(bill: Bill, pen: HoldingPen, settings: Settings) -> Starlette:
-    """Make the application over an open bill."""
+def build_app(bill: Bill, book: JobBook, pen: HoldingPen, settings: Settings) -> Starlette:
+    """Make the application over an open bill and the book of its jobs."""
     faults = FaultQueue()
     controls = Controls(bill, pen, faults, settings)
     return Starlette(
         routes=[
             Route("/v1/lookup", controls.lookup, methods=["GET"]),
+            *UnpaidJobs(bill, book, pen, faults, settings).routes(),
             Route("/v1/{path:path}", PaidApi(bill, pen, faults, settings)),
             Route("/bill", controls.bill, methods=["GET"]),
             Route("/requests", controls.requests, methods=["GET"]),

@@ -101,7 +101,7 @@ class Bill:
         return cast("int", cursor.lastrowid)
 
     def conclude(self, sequence: int, outcome: str) -> None:
-        """Record what became of a request: accepted, replayed, refused, dropped, redirected."""
+        """Record what became of a request: accepted, replayed, refused, dropped, redirected, answered."""
         self._connection.execute("UPDATE requests SET outcome = ? WHERE sequence = ?", (outcome, sequence))
 
     def charge(
@@ -155,6 +155,11 @@ class Bill:
         """Every charge under a reference, oldest first."""
         return self._charges(client_reference=client_reference)
 
+    def charge_of(self, request_id: str) -> Charge | None:
+        """Return the charge of what the provider calls `request_id`."""
+        found = self._charges(request_id=request_id)
+        return found[0] if found else None
+
     def arrivals(self) -> list[Arrival]:
         """Every request that arrived, oldest first."""
         rows = self._connection.execute(
@@ -175,12 +180,15 @@ class Bill:
             for row in rows
         ]
 
-    def _charges(self, *, number: int | None = None, client_reference: str | None = None) -> list[Charge]:
+    def _charges(
+        self, *, number: int | None = None, client_reference: str | None = None, request_id: str | None = None
+    ) -> list[Charge]:
         rows = self._connection.execute(
             "SELECT number, request_id, sequence, client_reference, accepted_at, amount, currency,"
             " body_sha256, answer, finished FROM charges"
-            " WHERE (?1 IS NULL OR number = ?1) AND (?2 IS NULL OR client_reference = ?2) ORDER BY number",
-            (number, client_reference),
+            " WHERE (?1 IS NULL OR number = ?1) AND (?2 IS NULL OR client_reference = ?2)"
+            " AND (?3 IS NULL OR request_id = ?3) ORDER BY number",
+            (number, client_reference, request_id),
         )
         return [
             Charge(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
 
 from dagster_idempotent.errors import ConfigurationError, IdempotentError
@@ -71,6 +71,16 @@ class Held:
     accepted: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job or batch: `key` is the reference under which it was submitted, `polls` how often it was asked about."""
+
+    id: str
+    key: str | None
+    status: str
+    polls: int
+
+
 class ProviderControl:
     """Talks to the controls of a running metered provider at `control_url`, from any process."""
 
@@ -108,13 +118,17 @@ class ProviderControl:
         times: int | None = 1,
         client_reference: str | None = None,
         body_contains: str | None = None,
+        path_contains: str | None = None,
         **options: object,
     ) -> None:
         """Spoil the next `times` matching requests (None: all); options as in the provider's --help.
 
+        Free requests (polls, results, cancellations) are spoiled only where `path_contains` names a part of their
+        method and path, such as "GET /v1/jobs" or "/result".
+
         Raises ConfigurationError for a fault or an option that does not exist. A restart forgets faults.
         """
-        match = {"client_reference": client_reference, "body_contains": body_contains}
+        match = {"client_reference": client_reference, "body_contains": body_contains, "path_contains": path_contains}
         self._call("POST", "/faults", {"fault": kind, "times": times, **match, **options})
 
     def clear_faults(self) -> None:
@@ -149,6 +163,17 @@ class ProviderControl:
         """Change which promises the running provider keeps; None leaves a setting as it is."""
         wanted = {"deduplicate": deduplicate, "lookup": lookup}
         self._call("POST", "/settings", {name: on for name, on in wanted.items() if on is not None})
+
+    def jobs(self) -> tuple[Job, ...]:
+        """List every job and batch, oldest first."""
+        return tuple(Job(**cast("dict[str, Any]", row)) for row in _rows(self._call("GET", "/jobs")["jobs"]))
+
+    def drive(self, job_id: str, status: str, **facts: object) -> None:
+        """Set what a job is: queued, running, succeeded, failed or cancelled; polls do not move it any more.
+
+        `facts` are `progress`, `error`, and the `result` as text with its `media_type`.
+        """
+        self._call("POST", "/jobs", {"id": job_id, "status": status, **facts})
 
     def _call(
         self,

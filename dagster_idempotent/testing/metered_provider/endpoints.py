@@ -7,7 +7,9 @@ from typing import Protocol, cast
 from urllib.parse import parse_qsl
 
 from dagster_idempotent.testing.metered_provider.answers import Answer, chat_completion
+from dagster_idempotent.testing.metered_provider.batches_api import batch, batch_problem
 from dagster_idempotent.testing.metered_provider.charges_api import charge, charge_problem, payment_intent
+from dagster_idempotent.testing.metered_provider.jobs_api import job, job_problem
 from dagster_idempotent.testing.metered_provider.messages_api import message, message_events
 from dagster_idempotent.testing.metered_provider.responses_api import response, response_events
 from dagster_idempotent.testing.metered_provider.streams import chat_chunks
@@ -70,6 +72,8 @@ _PATHS: Mapping[str, Endpoint] = {
     "/payment_intents": Endpoint(
         read=_form, problem=charge_problem, compose=payment_intent, request_id_header="request-id"
     ),
+    "/jobs": Endpoint(read=_json, problem=job_problem, compose=job),
+    "/batches": Endpoint(read=_json, problem=batch_problem, compose=batch),
 }
 # Where a redirect leads: the same endpoints at another address.
 ELSEWHERE = "/v1/elsewhere"

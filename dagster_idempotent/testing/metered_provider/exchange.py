@@ -63,6 +63,7 @@ class Exchange:
         self.body = body
         self.payload = payload
         self.path: str = scope["path"]
+        self.method: str = scope["method"]
         self._endpoint = endpoint
         self._deduplicate = deduplicate
         self._bill = bill

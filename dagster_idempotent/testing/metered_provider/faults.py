@@ -31,12 +31,19 @@ class FaultOrder:
     times: int | None = 1
     client_reference: str | None = None
     body_contains: str | None = None
+    path_contains: str | None = None
     options: Options = field(default_factory=dict[str, object])
 
-    def matches(self, exchange: Exchange) -> bool:
-        """Whether the request is one of those that this order is about."""
-        return self.client_reference in {None, exchange.client_reference} and (
-            self.body_contains is None or self.body_contains.encode() in exchange.body
+    def matches(self, exchange: Exchange, *, free: bool) -> bool:
+        """Whether the request is one of those that this order is about: a free one only where its path is named."""
+        if self.path_contains is None:
+            right_path = not free
+        else:
+            right_path = self.path_contains in f"{exchange.method} {exchange.path}"
+        return (
+            right_path
+            and self.client_reference in {None, exchange.client_reference}
+            and (self.body_contains is None or self.body_contains.encode() in exchange.body)
         )
 
     async def play(self, exchange: Exchange) -> None:
@@ -64,10 +71,10 @@ class FaultQueue:
         """Forget all orders."""
         self._orders.clear()
 
-    def take(self, exchange: Exchange) -> FaultOrder | None:
+    def take(self, exchange: Exchange, *, free: bool = False) -> FaultOrder | None:
         """Use up one of the first order that matches."""
         for position, order in enumerate(self._orders):
-            if order.matches(exchange):
+            if order.matches(exchange, free=free):
                 if order.times == 1:
                     del self._orders[position]
                 elif order.times is not None:
@@ -77,7 +84,7 @@ class FaultQueue:
 
 
 def order_from_json(value: object) -> FaultOrder:
-    """Read `{"fault": kind, "times": 1, "client_reference": …, "body_contains": …, option: value…}`.
+    """Read `{"fault": kind, "times": 1, option: value…}`, limited by `client_reference` and the like.
 
     Raises Refused with a text that names what is allowed.
     """
@@ -90,7 +97,7 @@ def order_from_json(value: object) -> FaultOrder:
     times = fields.pop("times", 1)
     if times is not None and (not isinstance(times, int) or times < 1):
         raise Refused(400, f"found times {times!r}, expected a number from 1, or null for every request")
-    reference, contains = fields.pop("client_reference", None), fields.pop("body_contains", None)
+    limits = {name: fields.pop(name, None) for name in ("client_reference", "body_contains", "path_contains")}
     for name, option in fields.items():
         default = FAULTS[kind].options.get(name)
         if default is None or type(option) is not type(default):
@@ -99,8 +106,7 @@ def order_from_json(value: object) -> FaultOrder:
     return FaultOrder(
         kind=kind,
         times=times,
-        client_reference=None if reference is None else str(reference),
-        body_contains=None if contains is None else str(contains),
+        **{name: None if limit is None else str(limit) for name, limit in limits.items()},
         options=fields,
     )
 

@@ -37,8 +37,9 @@ class MeteredProvider(ProviderControl):
         deduplicate: bool = False,
         lookup: bool = True,
         require_key: str | None = None,
+        job_polls: int = 3,
     ) -> Self:
-        """Start one on any free port; `require_key` names an environment variable.
+        """Start one on any free port; `require_key` names an environment variable; a job succeeds at poll `job_polls`.
 
         A folder that was used before continues its bill. Raises MeteredProviderError when it does not start.
         """
@@ -47,6 +48,7 @@ class MeteredProvider(ProviderControl):
             "currency": currency,
             "deduplicate": deduplicate,
             "no-lookup": not lookup,
+            "job-polls": str(job_polls),
         }
         if require_key is not None:
             options["require-key"] = require_key

@@ -20,6 +20,7 @@ from dagster_idempotent.testing.metered_provider.app import build_app
 from dagster_idempotent.testing.metered_provider.bill import Bill
 from dagster_idempotent.testing.metered_provider.connection import OpenConnection
 from dagster_idempotent.testing.metered_provider.holding import HoldingPen
+from dagster_idempotent.testing.metered_provider.job_book import JobBook
 from dagster_idempotent.testing.metered_provider.settings import Settings
 
 _KEEP_ALIVE_SECONDS = 300
@@ -56,10 +57,15 @@ def serve(folder: Path, *, port: int, settings: Settings, until_stdin_closes: bo
     Raises ConfigurationError when another provider uses the folder or the port is taken.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _exclusive(folder), _listen(port) as listener, Bill(folder / "bill.sqlite3") as bill:
+    with (
+        _exclusive(folder),
+        _listen(port) as listener,
+        Bill(folder / "bill.sqlite3") as bill,
+        JobBook(folder / "jobs.sqlite3") as book,
+    ):
         pen = HoldingPen()
         config = uvicorn.Config(
-            build_app(bill, pen, settings),
+            build_app(bill, book, pen, settings),
             http=OpenConnection,
             ws="none",
             lifespan="off",

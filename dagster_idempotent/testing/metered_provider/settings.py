@@ -9,7 +9,8 @@ class Settings:
     """Price, credential, and which promises the provider keeps; the two switches may change while it runs.
 
     `deduplicate`: a repeated idempotency key is answered from memory and not charged.
-    `lookup`: `/v1/lookup` exists.
+    `lookup`: `/v1/lookup` and the lists of jobs and batches exist.
+    `job_polls`: at which poll a job that no test drives has succeeded; None: never.
     """
 
     price: Decimal = Decimal("0.02")
@@ -17,3 +18,4 @@ class Settings:
     required_key: str | None = None
     deduplicate: bool = False
     lookup: bool = True
+    job_polls: int | None = 3
