@@ -36,7 +36,7 @@ from dagster_idempotent.errors import (
     PipelineFrozen,
     TaskHeld,
 )
-from dagster_idempotent.providers.outcome import Answer, InDoubt, NotSent, Rejected, Succeeded
+from dagster_idempotent.providers.outcome import Accepted, Answer, InDoubt, NotSent, Rejected, Succeeded
 from dagster_idempotent.providers.protocol import Provider
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.store import submissions
@@ -189,7 +189,7 @@ class Guard(Generic[Request, Value]):
         outcome = sending.send(request)
         call, facts = sending.call, {"task_id": sending.call.task_id, "call_key": sending.call.call_key}
         match outcome:
-            case Succeeded() | InDoubt():
+            case Succeeded() | Accepted() | InDoubt():
                 return
             case Rejected():
                 raise CallRejected(

@@ -101,18 +101,8 @@ def _apply(database: Database, call: Call, seen: Submission, finding: Finding) -
             row = answer_row(finding, SettledBy.LOOK_UP)
             database.run(lambda c: submissions.record_answer(c, call, seen.submission, row), patience=OUTCOME_PATIENCE)
             return SETTLED
-        case Unfinished(remote_ref=str()):
-            row = AnswerRow(
-                state=SubmissionState.ACCEPTED,
-                settled_by=SettledBy.LOOK_UP,
-                remote_ref=finding.remote_ref,
-                response=None,
-                body=None,
-                sha256=None,
-                cost=None,
-                currency=None,
-                cost_basis=None,
-            )
+        case Unfinished(remote_ref=str() as reference):
+            row = accepted_row(reference, SettledBy.LOOK_UP)
             database.run(lambda c: submissions.record_answer(c, call, seen.submission, row))
             return SETTLED
         case Unfinished():
@@ -140,6 +130,21 @@ def _refuse(database: Database, call: Call, seen: Submission, state: SubmissionS
         )
     )
     return SETTLED if written else Reconciled(settled=False, reason="somebody else acted meanwhile", retry_after=0.1)
+
+
+def accepted_row(remote_ref: str, settled_by: SettledBy) -> AnswerRow:
+    """Return the row of a remote job that was taken in: a reference, and no answer yet (R13)."""
+    return AnswerRow(
+        state=SubmissionState.ACCEPTED,
+        settled_by=settled_by,
+        remote_ref=remote_ref,
+        response=None,
+        body=None,
+        sha256=None,
+        cost=None,
+        currency=None,
+        cost_basis=None,
+    )
 
 
 def answer_row(outcome: Succeeded, settled_by: SettledBy) -> AnswerRow:

@@ -8,12 +8,12 @@ from typing import Any, assert_never
 from uuid import UUID
 
 from dagster_idempotent.domain.submission import IdempotencyKey, SettledBy, SubmissionState
-from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, AnyProvider, answer_row
+from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, AnyProvider, accepted_row, answer_row
 from dagster_idempotent.engine.work import Work
-from dagster_idempotent.providers.outcome import InDoubt, NotSent, Outcome, Rejected, Succeeded
+from dagster_idempotent.providers.outcome import Accepted, InDoubt, NotSent, Outcome, Rejected, Succeeded
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.store import submissions
-from dagster_idempotent.store.submissions import Call, CallState, Recorded
+from dagster_idempotent.store.submissions import AnswerRow, Call, CallState, Recorded
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +55,14 @@ class Sending:
             self._record(InDoubt(reason=reason) if self.window.opened else NotSent(reason=reason))
 
     def _record(self, outcome: Outcome) -> Outcome:
-        if os.getpid() != self.pid and not isinstance(outcome, Succeeded):
+        if os.getpid() != self.pid and not isinstance(outcome, Succeeded | Accepted):
             return outcome  # a fork knows nothing of what its parent sends under this sender id
         match outcome:
             case Succeeded():
-                self._record_answer(outcome)
+                self._record_answer(answer_row(outcome, SettledBy.SENDER))
+            case Accepted():
+                # Committed before the first poll, and before anything else may go wrong (R13).
+                self._record_answer(accepted_row(outcome.remote_ref, SettledBy.SENDER))
             case Rejected():
                 return self._record_refusal(SubmissionState.REJECTED, outcome)
             case NotSent():
@@ -70,8 +73,7 @@ class Sending:
                 assert_never(outcome)
         return outcome
 
-    def _record_answer(self, outcome: Succeeded) -> None:
-        row = answer_row(outcome, SettledBy.SENDER)
+    def _record_answer(self, row: AnswerRow) -> None:
         recorded = self.work.database.run(
             lambda c: submissions.record_answer(c, self.call, self.submission, row), patience=OUTCOME_PATIENCE
         )

@@ -13,6 +13,7 @@ from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
 from dagster_idempotent.errors import ConfigurationError, CredentialMissing, IdempotentError, InvalidPayload
 from dagster_idempotent.providers.outcome import (
+    Accepted,
     Answer,
     Finding,
     InDoubt,
@@ -170,7 +171,9 @@ class ChatCompletionsProvider:
             return InDoubt(reason=f"HTTP {response.status}: {_excerpt(response.body)}", remote_ref=_reference(raw))
         return self._succeeded(response.body, raw, {"status": 200, "request_id": response.header("x-request-id")})
 
-    def _succeeded(self, body: bytes, raw: Mapping[str, object] | None, head: Mapping[str, object]) -> Outcome:
+    def _succeeded(
+        self, body: bytes, raw: Mapping[str, object] | None, head: Mapping[str, object]
+    ) -> Succeeded | InDoubt:
         if raw is None or not _is_completion(raw):
             reason = f"the answer is not a completion: {_excerpt(body)}"
             return InDoubt(reason=reason, remote_ref=_reference(raw))
@@ -248,7 +251,11 @@ def _is_completion(raw: Mapping[str, object]) -> bool:
 
 def _without(secret: str, outcome: Outcome) -> Outcome:
     """Take the credential out of a text about a failure: some services quote it when they refuse it."""
-    return outcome if isinstance(outcome, Succeeded) else replace(outcome, reason=outcome.reason.replace(secret, "***"))
+    return (
+        outcome
+        if isinstance(outcome, Succeeded | Accepted)
+        else replace(outcome, reason=outcome.reason.replace(secret, "***"))
+    )
 
 
 def _text(raw: Mapping[str, object] | None) -> str | None:

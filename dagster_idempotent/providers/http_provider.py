@@ -15,6 +15,7 @@ from dagster_idempotent.providers.event_stream import StreamEnd
 from dagster_idempotent.providers.http_answer import HttpAnswer
 from dagster_idempotent.providers.http_request import HttpRequest, origin_of
 from dagster_idempotent.providers.outcome import (
+    Accepted,
     Answer,
     Finding,
     InDoubt,
@@ -238,8 +239,8 @@ def _checked(base_url: str | None) -> str | None:
     return base_url.rstrip("/")
 
 
-def _without(outcome: Rejected | NotSent | InDoubt, secret: str | None) -> Outcome:
+def _without(outcome: Accepted | Rejected | NotSent | InDoubt, secret: str | None) -> Outcome:
     """Return the outcome with the credential struck out of its reason, should a provider have echoed it."""
-    if not secret or secret not in outcome.reason:
+    if isinstance(outcome, Accepted) or not secret or secret not in outcome.reason:
         return outcome
     return replace(outcome, reason=outcome.reason.replace(secret, "***"))

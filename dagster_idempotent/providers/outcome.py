@@ -35,6 +35,13 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The provider took a remote job in and named it; its result is fetched later, its cost known then."""
+
+    remote_ref: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
     """The provider's own, definite no: nothing is charged; a refusal may still name what it is about."""
 
@@ -57,7 +64,7 @@ class InDoubt:
     remote_ref: str | None = None
 
 
-Outcome = Succeeded | Rejected | NotSent | InDoubt
+Outcome = Succeeded | Accepted | Rejected | NotSent | InDoubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
+from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
+from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobState, JobUnknown
 from dagster_idempotent.providers.outcome import Answer, Finding, Outcome
 from dagster_idempotent.providers.send_window import SendWindow
 
@@ -69,4 +71,39 @@ class Provider(Protocol[Request, Value]):
 
     def content(self, answer: Answer) -> str | bytes:
         """Return the part of an answer that a model class validates."""
+        ...
+
+
+@runtime_checkable
+class RemoteJobProvider(Provider[Request, Value], Protocol[Request, Value]):
+    """A paid service that takes a job in, names it, and is asked for its result later.
+
+    `submit` returns `Accepted` with the job's reference, and `find` `Unfinished` with it: how the job ends is told by
+    `poll` alone. Nothing but `submit` costs anything, and nothing but `submit` may start a job.
+    """
+
+    @property
+    def pace(self) -> Backoff:
+        """How long to wait between two polls."""
+        ...
+
+    @property
+    def poll_budget(self) -> timedelta:
+        """How long one run keeps polling before it lets go of the worker; never a failure."""
+        ...
+
+    def poll(self, remote_ref: str) -> JobState:
+        """Ask once how far the job is."""
+        ...
+
+    def fetch(self, remote_ref: str, done: JobDone) -> Answer | JobUnknown:
+        """Fetch the result of a job that has ended well, whole, or say why it did not come."""
+        ...
+
+    def cancel(self, remote_ref: str) -> JobState:
+        """Ask for the job to be stopped; return what the provider then says of it."""
+        ...
+
+    def cost_of(self, ended: JobDone | JobFailed) -> Money | None:
+        """Return what the job cost; None is unknown, never zero."""
         ...
