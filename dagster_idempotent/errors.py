@@ -15,6 +15,8 @@
     ├── LeaseLost                   the task has another owner or token now
     ├── CallError
     │   ├── CallInProgress          a live sender holds this call
+    │   │   └── RemoteJobUnfinished the provider accepted the job and has no result yet
+    │   ├── RemoteJobFailed         the remote job's own end, without a result
     │   ├── CallInDoubt             sent or possibly sent, outcome unknown
     │   ├── CallRejected            the provider's own, definite no
     │   ├── CallNotSent             the request provably never left
@@ -24,6 +26,7 @@
     │   ├── UnknownFingerprint      written by a newer version of this library
     │   └── BudgetExceeded          the reservation does not fit a limit
     ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
+    ├── ArtifactDamaged             a stored file is missing or is not what was written
     ├── CandidateInvalid            transform returned something that the output model refuses
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
     ├── DeliveryInDoubt             delivered or possibly delivered, no acknowledgement
@@ -116,6 +119,14 @@ class CallInProgress(CallError):
     retry_after: float | None = None
 
 
+class RemoteJobUnfinished(CallInProgress):
+    """The provider accepted the job `remote_ref` and has no result yet; waiting for it uses no attempt."""
+
+
+class RemoteJobFailed(CallError):
+    """The remote job `remote_ref` ended without a result; its cost stays, and only a new submission goes on."""
+
+
 class CallInDoubt(CallError):
     """Sent or possibly sent, outcome unknown: only evidence settles it (R14).
 
@@ -155,6 +166,10 @@ class BudgetExceeded(CallError):
 
 class DecisionRefused(IdempotentError):
     """What an operator decides about is not, or no more, in the state for it (`verdict`); nothing was written."""
+
+
+class ArtifactDamaged(IdempotentError):
+    """A stored file is missing or is not what was written (`uri`); it is never made or paid for again by itself."""
 
 
 class CandidateInvalid(IdempotentError):

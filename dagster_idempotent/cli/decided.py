@@ -5,6 +5,8 @@ from dagster_idempotent.engine.decisions import Decision
 
 _DONE = {
     "resolved": "Resolved.",
+    "cancelled": "Cancelled: the job ended without a result. The next run of this task submits a new one.",
+    "asked": "Asked. The job has not ended by that; the next poll, or this command again, says more.",
     "abandoned": "Abandoned. A replay of this call raises; `calls resend` would allow it to be sent again.",
     "resend_allowed": "Allowed: the next run of this task sends the call again, and it may be charged twice.",
     "release": "Released: the next run may claim the task.",

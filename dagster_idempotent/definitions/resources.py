@@ -23,6 +23,7 @@ from dagster_idempotent.domain.task import Task
 from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.engine.calls import Calls
 from dagster_idempotent.engine.heartbeat import Heartbeat
+from dagster_idempotent.engine.large_artifacts import THRESHOLD, LargeArtifacts
 from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.work import current_work
 from dagster_idempotent.providers.chat_completions import ChatCompletion, ChatCompletionsProvider, ChatRequest
@@ -59,6 +60,21 @@ class LedgerResource(_Community):
     patience_seconds: float = Field(
         default=30.0, gt=0, description="How long a statement waits for a database that is away."
     )
+
+    artifacts_uri: str | None = Field(
+        default=None,
+        description="Where large raw artifacts and answers are written: an absolute folder, file:///…, s3://… or "
+        "anything that fsspec knows, reached by every worker. Without one they stay in the table, within its limits.",
+    )
+    artifacts_from_bytes: int = Field(
+        default=THRESHOLD, ge=1, description="Bodies of so many bytes and more are written to artifacts_uri."
+    )
+
+    def large_artifacts(self) -> LargeArtifacts | None:
+        """Return where large bodies go; None where they stay in the table."""
+        if self.artifacts_uri is None:
+            return None
+        return LargeArtifacts(base_uri=self.artifacts_uri, threshold=self.artifacts_from_bytes)
 
     def database(self) -> Database:
         """Return the ledger's database, one per process; raises SchemaMismatch naming the command that mends it."""

@@ -24,6 +24,7 @@ from dagster_idempotent.errors import (
     IdempotentError,
     LeaseBusy,
     LeaseLost,
+    RemoteJobUnfinished,
     TaskClosed,
 )
 
@@ -52,6 +53,7 @@ def working_on(
         if isinstance(claimed, Task):
             yield claimed
             return
+        claimed.large, claimed.say = ledger.large_artifacts(), context.log.info
         with _Failure(claimed), claimed.renewed():
             yield claimed
     except IdempotentError as error:
@@ -159,6 +161,8 @@ def stop(context: dg.OpExecutionContext, error: IdempotentError, work: Work | Ta
                 waits = f"wait {context.retry_number + 1} of {MAX_WAITS}"
                 context.log.info("%s Waiting %.1f s (%s).", error.message, seconds, waits)
                 raise dg.RetryRequested(max_retries=MAX_WAITS, seconds_to_wait=seconds) from error
+            if isinstance(error, RemoteJobUnfinished) and isinstance(work, Work):
+                work.let_go(error)
             if isinstance(error, CallInDoubt):
                 if isinstance(work, Work):
                     work.hold(HeldFor.IN_DOUBT, error.message)

@@ -96,6 +96,9 @@ class Submission:
     settled_at: datetime | None
     # An operator's "send again, it may charge twice": another submission may follow this abandoned one.
     resend_allowed: bool = False
+    # Where an answer lies that is too large for its row.
+    response_uri: str | None = None
+    response_size: int | None = None
 
     @property
     def expired(self) -> bool:

@@ -20,9 +20,11 @@ from dagster_idempotent.domain.submission import (
     next_step,
 )
 from dagster_idempotent.domain.task import HeldFor
-from dagster_idempotent.engine.call_errors import abandoned, in_progress, not_known
+from dagster_idempotent.engine.answer_files import answer_body
+from dagster_idempotent.engine.call_errors import abandoned, in_progress, not_known, other_provider
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
+from dagster_idempotent.engine.remote_jobs import await_job
 from dagster_idempotent.engine.sending import Sending
 from dagster_idempotent.engine.work import Work, get_task, stopped
 from dagster_idempotent.errors import (
@@ -37,7 +39,7 @@ from dagster_idempotent.errors import (
     TaskHeld,
 )
 from dagster_idempotent.providers.outcome import Accepted, Answer, InDoubt, NotSent, Rejected, Succeeded
-from dagster_idempotent.providers.protocol import Provider
+from dagster_idempotent.providers.protocol import Provider, RemoteJobProvider
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.store import submissions
 from dagster_idempotent.store.submissions import Call, CallState, Intent
@@ -269,6 +271,11 @@ class Guard(Generic[Request, Value]):
 
     def _resume(self, call: Call, state: CallState, current: Submission) -> None:
         """Fetch the answer of a request that the provider accepted; it is never submitted again (R13)."""
+        if isinstance(self._provider, RemoteJobProvider):
+            if current.provider != self._provider.name:
+                raise other_provider(call, current, self._provider.name)
+            await_job(self._work, call, current, self._provider)
+            return
         finding = self._provider.find(keys_of(state.submissions))
         if isinstance(finding, Succeeded):
             row = answer_row(finding, SettledBy.POLL)
@@ -287,7 +294,8 @@ class Guard(Generic[Request, Value]):
         )
 
     def _replay(self, call: Call, row: Submission, *, paid_now: bool) -> CallResult[Value]:
-        if row.response_body is None:
+        body = answer_body(call, row)
+        if body is None:
             raise PayloadPruned(
                 f"The answer of call {call.call_key!r} of task {call.task_id} was pruned; its hash "
                 f"{row.response_sha256} is kept. It is not sent again.",
@@ -295,7 +303,7 @@ class Guard(Generic[Request, Value]):
                 call_key=call.call_key,
                 submission=row.submission,
             )
-        answer = Answer(head=row.response or {}, body=row.response_body)
+        answer = Answer(head=row.response or {}, body=body)
         cost = None
         if row.cost is not None and row.currency is not None:
             cost = Money(amount=row.cost, currency=row.currency)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
@@ -27,12 +27,13 @@ LONGEST_LOCK_WAIT = timedelta(seconds=1)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Beat:
-    """Something to renew; `lost` once the ledger said that there is nothing left to renew."""
+    """Something to renew; `lost` once the ledger said that there is nothing left to renew, and `over` set then."""
 
     what: Lease | UUID | Deliverer
     every: float
     due: float
     lost: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
 
 
 class Heartbeat:
@@ -130,5 +131,7 @@ def _renew(connection: Connection, due: list[Beat]) -> None:
     for beat in due:
         if isinstance(beat.what, Lease):
             beat.lost = leases.renew(connection, beat.what) is None
+            if beat.lost:
+                beat.over.set()
         elif isinstance(beat.what, Deliverer):
             beat.lost = not outbox.renew_delivery(connection, beat.what.sender)

@@ -21,7 +21,8 @@ _SENDING = "its sender is alive until {after[until]}. Wait: its own answer is th
 _REFUSALS = {
     "sending": _SENDING,
     "changed": "submission {before[submission]} is {before[state]}, sent {before[sends]} time(s), and not in doubt as "
-    "it was when it was read. Look again with `dagster-idempotent calls show`.",
+    "it was when it was read. Look again with `dagster-idempotent calls show`. Of an accepted job only its end can be "
+    "told: succeeded or failed.",
     "too_early": "the request may still land at the provider until {after[until]}; before that, not finding it proves "
     "nothing. Look again at the provider after that.",
     "late_answer": "a paid answer is on record; the next run uses it without sending anything.",
@@ -37,6 +38,7 @@ class Proof(StrEnum):
     ACCEPTED = "accepted"
     NOT_SENT = "not_sent"
     REJECTED = "rejected"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,10 @@ class Evidence:
                 "A call is resolved as accepted with the provider's reference, by which the next run asks for the "
                 "answer. Give the reference.",
                 field="remote_ref",
+            )
+        if self.proof is Proof.FAILED and self.answer is not None:
+            raise ConfigurationError(
+                "A job that failed has no answer. Leave it out, or resolve the job as succeeded.", field="answer"
             )
         if self.proof in (Proof.NOT_SENT, Proof.REJECTED) and (self.answer is not None or self.cost is not None):
             raise ConfigurationError(

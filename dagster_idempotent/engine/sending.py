@@ -8,6 +8,7 @@ from typing import Any, assert_never
 from uuid import UUID
 
 from dagster_idempotent.domain.submission import IdempotencyKey, SettledBy, SubmissionState
+from dagster_idempotent.engine.answer_files import in_hand
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, AnyProvider, accepted_row, answer_row
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.providers.outcome import Accepted, InDoubt, NotSent, Outcome, Rejected, Succeeded
@@ -73,7 +74,8 @@ class Sending:
                 assert_never(outcome)
         return outcome
 
-    def _record_answer(self, row: AnswerRow) -> None:
+    def _record_answer(self, answer: AnswerRow) -> None:
+        row = in_hand(answer, self.call, self.submission, self.work.large)
         recorded = self.work.database.run(
             lambda c: submissions.record_answer(c, self.call, self.submission, row), patience=OUTCOME_PATIENCE
         )

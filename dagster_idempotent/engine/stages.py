@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import Raw, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
+from dagster_idempotent.engine.large_artifacts import read_artifact
 from dagster_idempotent.engine.work import AnyPipeline, Work, stopped
 from dagster_idempotent.errors import CandidateInvalid, ConfigurationError, PayloadPruned, TaskNotFound
 from dagster_idempotent.store import artifacts, leases
@@ -39,10 +40,15 @@ def collect(work: Work, function: Callable[[], Collected]) -> tuple[Raw, bool]:
     pipeline, task_id = work.lease.pipeline, work.lease.task_id
     stored = work.database.run(lambda c: artifacts.get(c, pipeline, task_id, RAW))
     if stored is not None:
-        return stored, False
+        return _raw(stored, task_id), False
     body, media_type = _encoded(function())
+    uri = None
+    if work.large is not None and work.large.takes(len(body)):
+        uri = work.large.write(pipeline, task_id, RAW, body)
+    else:
+        _check_size(body)
     first = work.database.run(
-        lambda c: artifacts.store(c, pipeline, task_id, name=RAW, body=body, media_type=media_type)
+        lambda c: artifacts.store(c, pipeline, task_id, name=RAW, body=body, media_type=media_type, uri=uri)
     )
     return get_raw(work.database, pipeline, task_id), first
 
@@ -57,7 +63,15 @@ def get_raw(database: Database, pipeline: str, task_id: TaskId) -> Raw:
             pipeline=pipeline,
             task_id=task_id,
         )
-    return stored
+    return _raw(stored, task_id)
+
+
+def _raw(stored: artifacts.Stored, task_id: TaskId) -> Raw:
+    body = stored.body
+    if body is None:
+        what = f"Raw artifact {stored.name!r} of task {task_id}"
+        body = read_artifact(stored.uri or "", sha256_of=stored.sha256, size=stored.size, what=what)
+    return Raw(name=stored.name, sha256=stored.sha256, size=stored.size, media_type=stored.media_type, body=body)
 
 
 def persist(
@@ -165,13 +179,17 @@ def _encoded(collected: object) -> tuple[bytes, str]:
                 f"collect returned {type(collected).__name__}, expected bytes, str, a list or a dict.",
                 field="collect",
             )
+    return body, media_type
+
+
+def _check_size(body: bytes) -> None:
     if len(body) > MAX_ARTIFACT:
         raise ConfigurationError(
-            f"collect returned {len(body):,} bytes; the ledger's table keeps at most {MAX_ARTIFACT:,}. Store the bytes "
-            "where they belong and return a document that names and hashes them.",
+            f"collect returned {len(body):,} bytes; the ledger's table keeps at most {MAX_ARTIFACT:,}. Give the ledger "
+            "resource an `artifacts_uri`, where large bodies are written, or return a document that names and hashes "
+            "them.",
             field="collect",
         )
-    return body, media_type
 
 
 def _json(value: Any) -> str:  # noqa: ANN401 - json refuses what it cannot write

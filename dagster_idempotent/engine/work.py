@@ -1,6 +1,7 @@
 """A claimed task: who works on it, and how a step gets, keeps and gives up that right (R26-R30)."""
 
 import random
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,9 +17,17 @@ from dagster_idempotent.domain.task import ENDED, HeldFor, Lease, Owner, Task, T
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.heartbeat import Beat, Heartbeat
+from dagster_idempotent.engine.large_artifacts import LargeArtifacts
 from dagster_idempotent.engine.reconciliation import AnyProvider, reconcile_task
 from dagster_idempotent.engine.retry_policy import Verdict, rule_of
-from dagster_idempotent.errors import ConfigurationError, LeaseBusy, LeaseLost, TaskClosed, TaskHeld
+from dagster_idempotent.errors import (
+    ConfigurationError,
+    LeaseBusy,
+    LeaseLost,
+    RemoteJobUnfinished,
+    TaskClosed,
+    TaskHeld,
+)
 from dagster_idempotent.store import leases
 from dagster_idempotent.store.database import Database
 
@@ -27,7 +36,10 @@ AnyPipeline = Pipeline[BaseModel]
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """The right to work on `task`, as it was at the claim; `results` lists its calls in the order they were made."""
+    """The right to work on `task`, as it was at the claim; `results` lists its calls in the order they were made.
+
+    `large` is where bodies go that are too large for a table; `say` takes a line about what goes on.
+    """
 
     database: Database
     heartbeat: Heartbeat
@@ -36,6 +48,8 @@ class Work:
     lease: Lease
     beat: Beat | None = field(default=None, repr=False)
     results: list[CallResult[Any]] = field(default_factory=list[CallResult[Any]], repr=False)
+    large: LargeArtifacts | None = field(default=None, repr=False)
+    say: Callable[[str], None] | None = field(default=None, repr=False)
 
     @property
     def attempt(self) -> int:
@@ -46,6 +60,17 @@ class Work:
         """Raise LeaseLost where a renewal found the task under another owner or token."""
         if self.beat is not None and self.beat.lost:
             raise stopped(self.database, self.lease)
+
+    def pause(self, seconds: float) -> None:
+        """Wait, and not a moment longer once a renewal found the lease lost; raises LeaseLost then."""
+        over = threading.Event() if self.beat is None else self.beat.over
+        over.wait(seconds)
+        self.check_lease()
+
+    def let_go(self, error: RemoteJobUnfinished) -> bool:
+        """Give the task back until a remote job has ended; return whether the lease still held."""
+        delay = timedelta(seconds=error.retry_after or 0.0)
+        return self.database.run(lambda c: leases.wait(c, self.lease, delay=delay, error=error.message))
 
     def fail(self, error: str, *, final: bool = False) -> bool:
         """Store why this attempt failed and when the next is due; return whether the lease still held."""

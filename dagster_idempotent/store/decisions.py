@@ -88,6 +88,20 @@ def abandon_call(
     return _decide(connection, SQL["abandon_call"], parameters, who)
 
 
+def cancel_job(
+    connection: Connection, call: Call, submission: int, *, ended: bool, said: str, cost: Money | None, who: Who
+) -> Verdict:
+    """Write what a provider said to a cancellation: `ended` where the job is over without a result."""
+    parameters = call.parameters() | {
+        "submission": submission,
+        "ended": ended,
+        "said": storable(said),
+        "cost": None if cost is None else cost.amount,
+        "currency": None if cost is None else cost.currency,
+    }
+    return _decide(connection, SQL["cancel_job"], parameters, who)
+
+
 def move_task(connection: Connection, pipeline: str, task_id: TaskId, *, action: str, who: Who) -> Verdict:
     """Release, release_budget, redrive or discard a task."""
     return _decide(connection, SQL["move_task"], {"pipeline": pipeline, "task_id": task_id, "action": action}, who)

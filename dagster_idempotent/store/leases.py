@@ -72,6 +72,13 @@ def hold(connection: Connection, lease: Lease, *, held_for: HeldFor, error: str)
     return row is not None and row["verdict"] == "held"
 
 
+def wait(connection: Connection, lease: Lease, *, delay: timedelta, error: str) -> bool:
+    """Let go of a task that waits for a remote job; return whether the lease still held."""
+    parameters = _of(lease) | {"delay": delay, "error": storable(error)}
+    row = connection.execute(SQL["wait"], parameters).fetchone()
+    return row is not None and row["verdict"] == "waiting"
+
+
 def release_held(connection: Connection, pipeline: str, task_id: TaskId) -> bool:
     """Set a held task free where nothing is left to wait for; return whether it was."""
     row = connection.execute(SQL["release_held"], {"pipeline": pipeline, "task_id": task_id}).fetchone()

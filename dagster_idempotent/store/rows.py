@@ -65,6 +65,8 @@ def submission_of(row: Row) -> Submission:
         intended_at=row["intended_at"],
         settled_at=row["settled_at"],
         resend_allowed=row["resend_allowed"],
+        response_uri=row["response_uri"],
+        response_size=row["response_size"],
     )
 
 

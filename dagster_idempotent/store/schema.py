@@ -35,6 +35,7 @@ _PARTS = {
     "0002": ("tables", "calls", "tasks", "money", "retention"),
     "0003": ("outbox",),
     "0004": ("legacy",),
+    "0007": ("remote_jobs",),
 }
 # Any fixed number will do: it must only be the same in every version of this library.
 _MIGRATION_LOCK = 6_402_117_733_051

@@ -85,6 +85,16 @@ class Recorded(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFile:
+    """Where the body of an answer was written, and the name of its artifact."""
+
+    name: str
+    uri: str
+    size: int
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRow:
     """A positive answer as it is stored; `accepted` has a reference and no body yet."""
 
@@ -97,6 +107,7 @@ class AnswerRow:
     cost: Decimal | None
     currency: str | None
     cost_basis: str | None
+    file: AnswerFile | None = None
 
 
 def read_call(connection: Connection, call: Call) -> CallState | None:
@@ -199,6 +210,16 @@ def adopt_late_answer(connection: Connection, call: Call, submission: int) -> bo
     return adopted is not None
 
 
+def end_job(connection: Connection, call: Call, submission: int, *, error: str, cost: Money | None) -> bool:
+    """Write a remote job's own end without a result; return whether it was accepted until now."""
+    parameters = _numbered(call, submission) | {
+        "error": storable(error),
+        "cost": None if cost is None else cost.amount,
+        "currency": None if cost is None else cost.currency,
+    }
+    return connection.execute(SQL["end_job"], parameters).fetchone() is not None
+
+
 def record_refusal(
     connection: Connection,
     call: Call,
@@ -266,6 +287,18 @@ def _answer(call: Call, submission: int, answer: AnswerRow) -> dict[str, object]
         "cost": None if answer.cost is None else str(answer.cost),
         "currency": answer.currency,
         "cost_basis": answer.cost_basis,
+        **_file(answer.file),
+    }
+
+
+def _file(file: AnswerFile | None) -> dict[str, object]:
+    if file is None:
+        return {}
+    return {
+        "response_artifact": file.name,
+        "file_uri": file.uri,
+        "file_size": file.size,
+        "file_media_type": storable(file.media_type) or "application/octet-stream",
     }
 
 

@@ -23,6 +23,10 @@ RETURNING next_attempt_at
 SELECT verdict, (task).* FROM dagster_idempotent.hold_v1(
     %(pipeline)s, %(task_id)s, %(owner)s, %(token)s, %(held_for)s, %(error)s)
 
+-- name: wait
+SELECT verdict FROM dagster_idempotent.wait_v1(
+    %(pipeline)s, %(task_id)s, %(owner)s, %(token)s, %(delay)s, %(error)s)
+
 -- name: release_held
 SELECT verdict FROM dagster_idempotent.release_held_v1(%(pipeline)s, %(task_id)s)
 

@@ -9,7 +9,7 @@ SELECT t.status, t.owner AS task_owner, t.fencing_token AS task_token, t.held_fo
     s.cost, s.currency, s.late, s.settled_by, s.error, s.intended_at, s.settled_at,
     s.sender_expires_at - clock_timestamp() AS sender_expires_in,
     s.sender_expires_at + s.settle_delay - clock_timestamp() AS settles_in,
-    r.submission IS NOT NULL AS resend_allowed
+    r.submission IS NOT NULL AS resend_allowed, a.uri AS response_uri, a.size AS response_size
 FROM dagster_idempotent.tasks t
 JOIN dagster_idempotent.pipelines p ON p.pipeline = t.pipeline
 CROSS JOIN dagster_idempotent.ledger l
@@ -17,6 +17,8 @@ LEFT JOIN dagster_idempotent.submissions s
     ON s.pipeline = t.pipeline AND s.task_id = t.task_id AND s.call_key = %(call_key)s
 LEFT JOIN dagster_idempotent.resends r
     ON (r.pipeline, r.task_id, r.call_key, r.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
+LEFT JOIN dagster_idempotent.artifacts a
+    ON (a.pipeline, a.task_id, a.name) = (s.pipeline, s.task_id, s.response_artifact)
 WHERE t.pipeline = %(pipeline)s AND t.task_id = %(task_id)s
 ORDER BY s.submission
 
@@ -48,6 +50,10 @@ UPDATE dagster_idempotent.submissions SET late = false, settled_at = clock_times
 WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s AND call_key = %(call_key)s
   AND submission = %(submission)s AND late
 RETURNING submission
+
+-- name: end_job
+SELECT submission FROM dagster_idempotent.end_job_v1(
+    %(pipeline)s, %(task_id)s, %(call_key)s, %(submission)s, %(error)s, %(cost)s, %(currency)s)
 
 -- name: record_refusal
 SELECT submission, state FROM dagster_idempotent.record_refusal_v1(

@@ -151,10 +151,12 @@ DECLARE
     answer dagster_idempotent.submissions := jsonb_populate_record(NULL::dagster_idempotent.submissions, p_answer);
     s dagster_idempotent.submissions;
 BEGIN
+    PERFORM dagster_idempotent.store_answer_file_v1(p_answer);
     UPDATE dagster_idempotent.submissions x SET
             state = answer.state, settled_by = answer.settled_by, settled_at = clock_timestamp(),
             remote_ref = coalesce(answer.remote_ref, x.remote_ref),
             response = answer.response, response_body = p_body,
+            response_artifact = answer.response_artifact,
             response_sha256 = answer.response_sha256, cost = answer.cost, currency = answer.currency,
             cost_basis = answer.cost_basis, error = NULL, late = false
         WHERE (x.pipeline, x.task_id, x.call_key, x.submission)
@@ -183,8 +185,10 @@ BEGIN
         WHERE (x.pipeline, x.task_id, x.call_key) = (answer.pipeline, answer.task_id, answer.call_key)
           AND x.state IN ('intended', 'in_doubt', 'accepted', 'succeeded') FOR SHARE;
     IF NOT FOUND THEN RETURN; END IF;
+    PERFORM dagster_idempotent.store_answer_file_v1(p_answer);
     UPDATE dagster_idempotent.submissions x SET late = true, remote_ref = coalesce(answer.remote_ref, x.remote_ref),
             response = answer.response, response_body = p_body,
+            response_artifact = answer.response_artifact,
             response_sha256 = answer.response_sha256, cost = answer.cost, currency = answer.currency,
             cost_basis = answer.cost_basis
         WHERE (x.pipeline, x.task_id, x.call_key, x.submission)

@@ -9,6 +9,7 @@ RETURNS TABLE (verdict text, before jsonb, after jsonb) LANGUAGE plpgsql AS $$
 DECLARE
     answer dagster_idempotent.submissions := jsonb_populate_record(NULL::dagster_idempotent.submissions, p_answer);
     s dagster_idempotent.submissions;
+    hold dagster_idempotent.costs;
     seen jsonb;
 BEGIN
     PERFORM FROM dagster_idempotent.tasks t
@@ -25,7 +26,10 @@ BEGIN
         RETURN QUERY SELECT 'sending', seen, jsonb_build_object('until', s.sender_expires_at);
         RETURN;
     END IF;
-    IF s.state NOT IN ('intended', 'in_doubt') OR s.sends <> p_seen_sends THEN
+    -- Of a job that was accepted an operator may bring the result, or say that none will come; nothing else.
+    IF s.sends <> p_seen_sends OR NOT CASE s.state WHEN 'accepted' THEN answer.state IN ('succeeded', 'failed')
+            WHEN 'intended' THEN answer.state <> 'failed' WHEN 'in_doubt' THEN answer.state <> 'failed'
+            ELSE false END THEN
         RETURN QUERY SELECT 'changed', seen, NULL::jsonb;
         RETURN;
     END IF;
@@ -42,10 +46,16 @@ BEGIN
             remote_ref = coalesce(answer.remote_ref, x.remote_ref), response = answer.response,
             response_body = p_body, response_sha256 = answer.response_sha256, cost = answer.cost,
             currency = answer.currency, cost_basis = answer.cost_basis,
-            error = CASE WHEN answer.state IN ('not_sent', 'rejected') THEN p_evidence END
+            error = CASE WHEN answer.state IN ('not_sent', 'rejected', 'failed') THEN p_evidence END
         WHERE (x.pipeline, x.task_id, x.call_key, x.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
         RETURNING * INTO s;
-    IF s.state <> 'accepted' THEN
+    IF s.state = 'failed' AND s.cost IS NULL THEN
+        -- It was charged when it was accepted: at most the upper bound.
+        SELECT * INTO hold FROM dagster_idempotent.costs c
+            WHERE (c.pipeline, c.task_id, c.call_key, c.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
+              AND c.kind = 'reserved';
+        PERFORM dagster_idempotent.book_v1(s, hold.amount, hold.currency);
+    ELSIF s.state <> 'accepted' THEN
         PERFORM dagster_idempotent.book_v1(s, s.cost, s.currency);
     END IF;
     PERFORM dagster_idempotent.note_v1(p_actor, 'resolve', p_reason, s.pipeline, s.task_id, seen,

@@ -1,0 +1,116 @@
+"""Bytes that are too large for a table lie at a URI; their row keeps hash and size, and every read compares them."""
+
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from dagster_idempotent.domain.period import TaskId
+from dagster_idempotent.engine.files import ObjectPath, write_artifact
+from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
+
+THRESHOLD = 1024 * 1024
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://.+")
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeArtifacts:
+    """Where raw artifacts and answers of `threshold` bytes and more are written.
+
+    `base_uri` is an absolute folder (file:///data/artifacts) or anything that fsspec knows (s3://bucket/artifacts);
+    every process that works on the tasks has to reach it.
+    """
+
+    base_uri: str
+    threshold: int = THRESHOLD
+
+    def __post_init__(self) -> None:
+        if not _SCHEME.fullmatch(self.base_uri) and not self.base_uri.startswith("/"):
+            raise ConfigurationError(
+                f"artifacts_uri is {self.base_uri!r}. Expected an absolute folder or a URI with its scheme, such as "
+                '"file:///data/artifacts" or "s3://bucket/artifacts".',
+                field="artifacts_uri",
+            )
+        if self.threshold < 1:
+            raise ConfigurationError(
+                f"artifacts_from_bytes is {self.threshold}. Expected 1 or more.", field="artifacts_from_bytes"
+            )
+
+    def takes(self, size: int) -> bool:
+        """Whether a body of this size is written here."""
+        return size >= self.threshold
+
+    def write(self, pipeline: str, task_id: TaskId, name: str, body: bytes) -> str:
+        """Write a body whole or not at all; return its URI.
+
+        The place is fixed by task, name and hash: writing twice is harmless, and another body never takes its place.
+        """
+        digest = sha256(body).hexdigest()
+        file = f"{_file_name(name)}.{digest[:16]}"
+        folder: Path | ObjectPath = _local(self.base_uri) or _remote(self.base_uri)
+        try:
+            write_artifact(folder, pipeline, task_id, file, body)
+        except OSError as error:
+            raise ConfigurationError(
+                f"Artifact {name!r} of task {task_id} ({len(body):,} bytes) cannot be written below {self.base_uri}: "
+                f"{error}. Nothing is lost: it is fetched or collected again. Let the workers write there.",
+                field="artifacts_uri",
+            ) from error
+        return "/".join((self.base_uri.rstrip("/"), *(quote(part, safe="") for part in (pipeline, task_id, file))))
+
+
+def read_artifact(uri: str, *, sha256_of: str, size: int, what: str) -> bytes:
+    """Read a body and compare it with its row; raises ArtifactDamaged where it is missing or another."""
+    base, *parts = uri.rsplit("/", 3)
+    names = [unquote(part) for part in parts]
+    place: Any = _local(base) or _remote(base)
+    for name in names:
+        place = place / name
+    try:
+        body: bytes = place.read_bytes()
+    except OSError as error:
+        raise ArtifactDamaged(
+            f"{what} lies at {uri} and cannot be read: {error}. It was paid for and is not made again: put the file "
+            f"back ({size:,} bytes, SHA-256 {sha256_of}).",
+            uri=uri,
+            sha256=sha256_of,
+        ) from error
+    found = sha256(body).hexdigest()
+    if found != sha256_of:
+        raise ArtifactDamaged(
+            f"{what} lies at {uri}, with {len(body):,} bytes and SHA-256 {found}; recorded are {size:,} bytes and "
+            f"{sha256_of}. It was paid for and is not made again: put the right file back.",
+            uri=uri,
+            sha256=sha256_of,
+        )
+    return body
+
+
+def _local(uri: str) -> Path | None:
+    """Return a folder of this machine; None where the URI leads elsewhere."""
+    parts = urlsplit(uri)
+    if parts.scheme not in {"", "file"}:
+        return None
+    return Path(unquote(parts.path) if parts.scheme else uri)
+
+
+def _remote(uri: str) -> Any:  # noqa: ANN401 - the kind of path depends on the scheme
+    # Dagster brings it; it takes long to load and is needed for object stores only.
+    from upath import UPath  # noqa: PLC0415
+
+    try:
+        return UPath(uri)
+    except (ImportError, ValueError) as error:
+        raise ConfigurationError(
+            f"{uri} cannot be opened: {error}. Install the fsspec package of this scheme, such as s3fs or gcsfs.",
+            field="artifacts_uri",
+        ) from error
+
+
+def _file_name(name: str) -> str:
+    """Return a name that is one step of a path, readable where it is short."""
+    quoted = quote(name, safe=" #:@+=,()")
+    return quoted if len(quoted) <= _LONGEST_NAME else sha256(name.encode()).hexdigest()

@@ -1,0 +1,202 @@
+"""Remote jobs after their submission: asked about until they end, their result stored at once (R13).
+
+Nothing here submits. A poll needs no sender and no lease: what it brings is written by submission, whoever brings it.
+"""
+
+import logging
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
+
+from dagster_idempotent.domain.submission import SettledBy, Submission, SubmissionState
+from dagster_idempotent.engine.answer_files import stored_aside
+from dagster_idempotent.engine.decisions import Decision, Who, decide
+from dagster_idempotent.engine.large_artifacts import LargeArtifacts
+from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, AnyProvider, answer_row
+from dagster_idempotent.engine.resolutions import current
+from dagster_idempotent.engine.work import Work
+from dagster_idempotent.errors import ConfigurationError, DecisionRefused, RemoteJobFailed, RemoteJobUnfinished
+from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobRunning, JobState, JobUnknown
+from dagster_idempotent.providers.outcome import Answer, Succeeded
+from dagster_idempotent.providers.protocol import RemoteJobProvider
+from dagster_idempotent.store import decisions, submissions
+from dagster_idempotent.store.database import Database
+from dagster_idempotent.store.listing import TaskRef
+from dagster_idempotent.store.submissions import Call
+
+AnyJobProvider = RemoteJobProvider[Any, Any]
+logger = logging.getLogger(__name__)
+# Seconds between two lines about a job that says nothing new.
+_SILENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An accepted submission, and the provider that knows its job."""
+
+    database: Database
+    call: Call
+    submission: int
+    remote_ref: str
+    provider: AnyJobProvider
+    large: LargeArtifacts | None = None
+
+    def look(self) -> JobState:
+        """Ask once how the job is, and write its end; a result that did not come whole is no end."""
+        state = self.provider.poll(self.remote_ref)
+        match state:
+            case JobDone():
+                found = self.provider.fetch(self.remote_ref, state)
+                if isinstance(found, JobUnknown):
+                    return replace(found, reason=f"its result could not be fetched: {found.reason}")
+                self._store(state, found)
+            case JobFailed():
+                cost = self.provider.cost_of(state)
+                self.database.run(
+                    lambda c: submissions.end_job(c, self.call, self.submission, error=state.reason, cost=cost),
+                    patience=OUTCOME_PATIENCE,
+                )
+            case JobRunning() | JobUnknown():
+                pass
+            case _:
+                assert_never(state)
+        logger.info("remote_job.polled", extra={"job": self.remote_ref, "state": type(state).__name__})
+        return state
+
+    def _store(self, done: JobDone, answer: Answer) -> None:
+        cost = self.provider.cost_of(done)
+        outcome = Succeeded(answer=answer, remote_ref=self.remote_ref, cost=cost, cost_basis="reported")
+        row = stored_aside(answer_row(outcome, SettledBy.POLL), self.call, self.submission, self.large)
+        self.database.run(
+            lambda c: submissions.record_answer(c, self.call, self.submission, row), patience=OUTCOME_PATIENCE
+        )
+
+
+def await_job(work: Work, call: Call, row: Submission, provider: AnyJobProvider) -> None:
+    """Poll an accepted job until its result is in the ledger.
+
+    Raises RemoteJobFailed for the job's own end, RemoteJobUnfinished when the poll budget is spent (nothing is written
+    then, and nothing is lost), LeaseLost at once when somebody else owns the task.
+    """
+    reference = row.remote_ref or ""
+    job = Job(
+        database=work.database,
+        call=call,
+        submission=row.submission,
+        remote_ref=reference,
+        provider=provider,
+        large=work.large,
+    )
+    facts = {
+        "task_id": call.task_id,
+        "call_key": call.call_key,
+        "submission": row.submission,
+        "remote_ref": reference,
+    }
+    told = _Told(work, f"Job {reference} of call {call.call_key!r} at {provider.name}")
+    deadline = time.monotonic() + provider.poll_budget.total_seconds()
+    polls = 0
+    while True:
+        work.check_lease()
+        state = job.look()
+        polls += 1
+        told.state(state)
+        if isinstance(state, JobDone):
+            return
+        if isinstance(state, JobFailed):
+            raise RemoteJobFailed(
+                f"Job {reference} of call {call.call_key!r} of task {call.task_id} ended at provider "
+                f"{provider.name!r} without a result: {state.reason}. What it cost stays booked. The next attempt "
+                "submits a new job.",
+                cancelled=state.cancelled,
+                **facts,
+            )
+        wait = provider.pace.delay(polls, random.random()).total_seconds()  # noqa: S311 - spreads load, hides nothing
+        if time.monotonic() + wait > deadline:
+            raise RemoteJobUnfinished(
+                f"Provider {provider.name!r} accepted call {call.call_key!r} of task {call.task_id} as job "
+                f"{reference}, which has not ended: {describe(state)}. It goes on there and is asked about later; it "
+                "is not submitted again.",
+                retry_after=wait,
+                **facts,
+            )
+        work.pause(wait)
+
+
+def cancel(
+    database: Database, ref: TaskRef, call_key: str, providers: list[AnyProvider], *, who: Who, dry_run: bool = False
+) -> Decision:
+    """Ask the provider to stop an accepted job; what it says decides, and is kept with who asked and why.
+
+    A job that had ended well meanwhile keeps its result, which the next run fetches. Raises DecisionRefused where there
+    is no accepted job.
+    """
+    seen = current(database, ref, call_key)
+    subject = f"{ref} {call_key}"
+    if seen["state"] != SubmissionState.ACCEPTED:
+        raise DecisionRefused(
+            f"{subject}: submission {seen['submission']} is {seen['state']}; only an accepted job can be cancelled. "
+            "Nothing was written.",
+            verdict="changed",
+            subject=subject,
+        )
+    provider = _provider_of(seen["provider"], providers)
+    call = Call(pipeline=ref.pipeline, task_id=ref.task_id, call_key=seen["call_key"])
+    state: JobState = JobUnknown(reason="not asked") if dry_run else provider.cancel(seen["remote_ref"])
+    ended = isinstance(state, JobFailed)
+    cost = provider.cost_of(state) if isinstance(state, JobFailed) else None
+    return decide(
+        database,
+        lambda c: decisions.cancel_job(
+            c, call, seen["submission"], ended=ended, said=describe(state), cost=cost, who=who
+        ),
+        subject=subject,
+        accepted="cancelled" if ended else "asked",
+        refusals={
+            "missing": "the submission does not exist.",
+            "changed": "submission {before[submission]} is {before[state]} by now.",
+        },
+        dry_run=dry_run,
+    )
+
+
+def describe(state: JobState) -> str:
+    """Say in a few words how a job is."""
+    match state:
+        case JobRunning():
+            share = "" if state.progress is None else f", {state.progress:.0%} done"
+            return f"{state.note or 'running'}{share}"
+        case JobDone():
+            return "it has ended well"
+        case JobFailed() | JobUnknown():
+            return state.reason
+        case _:
+            assert_never(state)
+
+
+def _provider_of(name: str, providers: list[AnyProvider]) -> AnyJobProvider:
+    for provider in providers:
+        if provider.name == name and isinstance(provider, RemoteJobProvider):
+            return provider
+    given = ", ".join(repr(provider.name) for provider in providers)
+    raise ConfigurationError(
+        f"The job was submitted with provider {name!r}; given are {given or 'none'}. Nothing was asked or written.",
+        field="providers",
+    )
+
+
+class _Told:
+    """Tells how a job is when that has changed, and now and then when it has not."""
+
+    def __init__(self, work: Work, subject: str) -> None:
+        self._say = work.say
+        self._subject = subject
+        self._last = ""
+        self._at = time.monotonic()
+
+    def state(self, state: JobState) -> None:
+        text = describe(state)
+        if self._say is not None and (text != self._last or time.monotonic() - self._at > _SILENCE):
+            self._say(f"{self._subject}: {text}.")
+            self._last, self._at = text, time.monotonic()
