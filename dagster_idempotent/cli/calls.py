@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 import click
 
+from dagster_idempotent.cli.cancel import cancel
 from dagster_idempotent.cli.decided import tell
 from dagster_idempotent.cli.failures import NeedsOperator, UsersCode
 from dagster_idempotent.cli.ledger import opened
@@ -19,13 +20,14 @@ from dagster_idempotent.cli.options import (
     ledger_options,
     limit_option,
     pipeline_option,
+    providers_option,
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows, say
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import SubmissionState
-from dagster_idempotent.engine import remote_jobs, resolutions
+from dagster_idempotent.engine import resolutions
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task, unknown_call
 from dagster_idempotent.engine.operator_look_up import look_up
@@ -46,13 +48,6 @@ COLUMNS = (
     "reserved",
     "settled_by",
     "late",
-)
-providers_option = click.option(
-    "-m",
-    "--providers",
-    required=True,
-    metavar="MODULE:ATTRIBUTE",
-    help="Dagster definitions, a provider, or a list of providers.",
 )
 SHOW_COLUMNS = (*COLUMNS[3:], "idempotency_key", "remote_ref", "intended_at", "settles_at", "error")
 
@@ -305,40 +300,7 @@ def resend(
         tell(decision, as_json=as_json)
 
 
-@command.command()
-@ledger_options
-@json_option
-@decision_options
-@task_argument
-@click.argument("call", metavar="CALL")
-@providers_option
-def cancel(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-    call: str,
-    providers: str,
-) -> None:
-    """Ask the provider to stop a remote job. What the provider says decides.
-
-    What the job cost stays booked. The next run of the task submits a new job; discard the task if it must not.
-
-    Example:
-      dagster-idempotent calls cancel 2026-W32-0 shot-03 -m my_project.definitions:defs --actor ada --reason "wrong cut"
-    """
-    asked = load_providers(providers)
-    with opened(url, folder) as database:
-        ref = find_task(database, task, pipeline=pipeline)
-        who = Who(actor=actor, reason=reason)
-        with UsersCode("The provider's adapter"):
-            decision = remote_jobs.cancel(database, ref, call, list(asked), who=who, dry_run=dry_run)
-        tell(decision, as_json=as_json)
+command.add_command(cancel)
 
 
 def _amount(text: str) -> Decimal:

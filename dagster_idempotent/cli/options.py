@@ -126,3 +126,10 @@ class DurationType(click.ParamType[timedelta]):
 
 MONEY = MoneyType()
 DURATION = DurationType()
+providers_option = click.option(
+    "-m",
+    "--providers",
+    required=True,
+    metavar="MODULE:ATTRIBUTE",
+    help="Dagster definitions, a provider, or a list of providers.",
+)

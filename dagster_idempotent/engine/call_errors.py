@@ -1,7 +1,7 @@
 """What the guard says when it refuses or cannot go on with a call."""
 
 from dagster_idempotent.domain.submission import Submission
-from dagster_idempotent.errors import CallAbandoned, CallInProgress, CallNotSent, ConfigurationError
+from dagster_idempotent.errors import CallAbandoned, CallInProgress, CallNotSent
 from dagster_idempotent.store.submissions import Call
 
 
@@ -37,13 +37,4 @@ def abandoned(call: Call, row: Submission) -> CallAbandoned:
         task_id=call.task_id,
         call_key=call.call_key,
         submission=row.submission,
-    )
-
-
-def other_provider(call: Call, row: Submission, given: str) -> ConfigurationError:
-    """Say that a job can only be asked about where it was submitted."""
-    return ConfigurationError(
-        f"Call {call.call_key!r} of task {call.task_id} is job {row.remote_ref} at provider {row.provider!r}; this op "
-        f"works with {given!r}, which does not know it. Nothing was sent. Give the op the provider of the job.",
-        field="provider",
     )

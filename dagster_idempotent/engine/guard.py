@@ -21,7 +21,7 @@ from dagster_idempotent.domain.submission import (
 )
 from dagster_idempotent.domain.task import HeldFor
 from dagster_idempotent.engine.answer_files import answer_body
-from dagster_idempotent.engine.call_errors import abandoned, in_progress, not_known, other_provider
+from dagster_idempotent.engine.call_errors import abandoned, in_progress, not_known
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
 from dagster_idempotent.engine.remote_jobs import await_job
@@ -272,8 +272,6 @@ class Guard(Generic[Request, Value]):
     def _resume(self, call: Call, state: CallState, current: Submission) -> None:
         """Fetch the answer of a request that the provider accepted; it is never submitted again (R13)."""
         if isinstance(self._provider, RemoteJobProvider):
-            if current.provider != self._provider.name:
-                raise other_provider(call, current, self._provider.name)
             await_job(self._work, call, current, self._provider)
             return
         finding = self._provider.find(keys_of(state.submissions))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.engine.files import ObjectPath, write_artifact
@@ -13,6 +13,7 @@ from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
 
 THRESHOLD = 1024 * 1024
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://.+")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 100
 
 
@@ -49,7 +50,7 @@ class LargeArtifacts:
         The place is fixed by task, name and hash: writing twice is harmless, and another body never takes its place.
         """
         digest = sha256(body).hexdigest()
-        file = f"{_file_name(name)}.{digest[:16]}"
+        file = _file_name(name, digest)
         folder: Path | ObjectPath = _local(self.base_uri) or _remote(self.base_uri)
         try:
             write_artifact(folder, pipeline, task_id, file, body)
@@ -59,15 +60,14 @@ class LargeArtifacts:
                 f"{error}. Nothing is lost: it is fetched or collected again. Let the workers write there.",
                 field="artifacts_uri",
             ) from error
-        return "/".join((self.base_uri.rstrip("/"), *(quote(part, safe="") for part in (pipeline, task_id, file))))
+        return "/".join((self.base_uri.rstrip("/"), pipeline, task_id, file))
 
 
 def read_artifact(uri: str, *, sha256_of: str, size: int, what: str) -> bytes:
     """Read a body and compare it with its row; raises ArtifactDamaged where it is missing or another."""
     base, *parts = uri.rsplit("/", 3)
-    names = [unquote(part) for part in parts]
     place: Any = _local(base) or _remote(base)
-    for name in names:
+    for name in parts:
         place = place / name
     try:
         body: bytes = place.read_bytes()
@@ -110,7 +110,6 @@ def _remote(uri: str) -> Any:  # noqa: ANN401 - the kind of path depends on the 
         ) from error
 
 
-def _file_name(name: str) -> str:
-    """Return a name that is one step of a path, readable where it is short."""
-    quoted = quote(name, safe=" #:@+=,()")
-    return quoted if len(quoted) <= _LONGEST_NAME else sha256(name.encode()).hexdigest()
+def _file_name(name: str, digest: str) -> str:
+    """Return a name that any store takes; where two artifacts get the same one, their bytes are equal too."""
+    return f"{_UNSAFE.sub('_', name)[:_LONGEST_NAME]}.{digest[:16]}"

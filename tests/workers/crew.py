@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from pydantic import BaseModel
 
+from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.money import Budget, Money
 from dagster_idempotent.domain.pipeline import Pipeline
@@ -26,9 +28,12 @@ from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.engine.calls import Calls
 from dagster_idempotent.engine.channels.file import FileChannel
 from dagster_idempotent.engine.heartbeat import Heartbeat
+from dagster_idempotent.engine.large_artifacts import LargeArtifacts
 from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import CallNotSent, IdempotentError
 from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
+from dagster_idempotent.providers.job_api import JobApi
+from dagster_idempotent.providers.remote_job import JsonJobApi
 from dagster_idempotent.providers.single_send import _httpcore, _tls
 from dagster_idempotent.store import leases
 from dagster_idempotent.store.database import Database
@@ -63,8 +68,10 @@ class Worker:
             self._databases[url] = Database(url)
         return self._databases[url]
 
-    def provider(self, order: Order) -> ChatCompletionsProvider:
+    def provider(self, order: Order) -> Any:
         options = dict(order["provider"])
+        if "job_api" in options:
+            return job_provider(options)
         for name in ("settle_delay", "key_window", "read_timeout"):
             if name in options:
                 options[name] = timedelta(seconds=options[name])
@@ -212,9 +219,13 @@ class Worker:
         else:
             with self.work.renewed():
                 raw, _ = stages.collect(self.work, lambda: "what was collected")
-                digest = Calls(self.work, self.provider(order)).ask(
-                    "summary", {**request_of(order), "input": raw.text()}, accept=Digest
-                )
+                calls = Calls(self.work, self.provider(order))
+                if "job_api" in order["provider"]:
+                    self.work.large = LargeArtifacts(base_uri=order["artifacts"], threshold=100)
+                    made = calls.call("summary", {"prompt": order["subject"], "bytes": 1000})
+                    digest = Digest(title=sha256(made.body).hexdigest(), highlights=[])
+                else:
+                    digest = calls.ask("summary", {**request_of(order), "input": raw.text()}, accept=Digest)
                 stages.persist(self.work, digest, dagster_run_id=order["owner"], channels={"file": True})
         deliveries = relay.deliver_task(database, pipeline.name, order["task_id"], channels)
         return {"task_id": order["task_id"], "messages": [delivery.message.state for delivery in deliveries]}
@@ -224,6 +235,20 @@ class Worker:
         if self._work is None:
             raise AssertionError("claim first")
         return self._work
+
+
+def job_provider(options: dict[str, Any]) -> JsonJobApi:
+    settings = dict(options["job_api"])
+    for name in ("settle_delay", "key_window", "poll_budget"):
+        if name in settings:
+            settings[name] = timedelta(seconds=settings[name])
+    quick = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=10))
+    return JsonJobApi(
+        JobApi(pace=quick, **settings),
+        name="studio",
+        base_url=options["base_url"],
+        api_key_variable=options["api_key_variable"],
+    )
 
 
 def request_of(order: Order) -> dict[str, object]:

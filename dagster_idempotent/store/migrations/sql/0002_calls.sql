@@ -27,9 +27,9 @@ BEGIN
         RETURN;
     END IF;
     -- Of a job that was accepted an operator may bring the result, or say that none will come; nothing else.
-    IF s.sends <> p_seen_sends OR NOT CASE s.state WHEN 'accepted' THEN answer.state IN ('succeeded', 'failed')
+    IF s.sends <> p_seen_sends OR NOT (CASE s.state WHEN 'accepted' THEN answer.state IN ('succeeded', 'failed')
             WHEN 'intended' THEN answer.state <> 'failed' WHEN 'in_doubt' THEN answer.state <> 'failed'
-            ELSE false END THEN
+            ELSE false END) THEN
         RETURN QUERY SELECT 'changed', seen, NULL::jsonb;
         RETURN;
     END IF;

@@ -1,0 +1,172 @@
+"""What is too large for a table lies in a file that its row describes; every read checks it."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_idempotent.domain.backoff import Backoff
+from dagster_idempotent.engine import answer_files, stages
+from dagster_idempotent.engine.answer_files import MAX_IN_TABLE
+from dagster_idempotent.engine.large_artifacts import LargeArtifacts
+from dagster_idempotent.engine.work import Work
+from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
+from dagster_idempotent.providers.job_api import JobApi
+from dagster_idempotent.providers.openai_batches import Batch, OpenAIBatches
+from dagster_idempotent.providers.remote_job import JsonJobApi
+
+if TYPE_CHECKING:
+    from tests.integration.guard.conftest import Bench
+
+SIZE = 3_000_000
+FILM: dict[str, object] = {"prompt": "a film", "bytes": SIZE}
+QUICK = Backoff(base=timedelta(milliseconds=5), cap=timedelta(milliseconds=20), jitter=0.0)
+
+
+def studio(bench: "Bench") -> Any:
+    api = JobApi(result_path="/jobs/{id}/result", look_up_path="/jobs?key={key}", pace=QUICK)
+    return JsonJobApi(api, name="studio", base_url=bench.metered.base_url, api_key_variable="K")
+
+
+def run(bench: "Bench", place: Path | str) -> Work:
+    work = bench.claim(bench.allocate())
+    work.large = LargeArtifacts(base_uri=str(place), threshold=1000)
+    return work
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "far away"
+
+
+def files(place: Path) -> list[Path]:
+    return [path for path in place.rglob("*") if path.is_file()]
+
+
+def test_a_large_result_lies_in_a_file_and_is_replayed_from_it(bench: "Bench", place: Path) -> None:
+    first = bench.call(studio(bench), FILM, work=run(bench, place))
+    assert len(first.value.body) == SIZE
+    row = bench.rows()[0]
+    (stored,) = bench.sql.execute("SELECT * FROM dagster_idempotent.artifacts").fetchall()
+    assert (row["response_body"], row["response_artifact"]) == (None, "call:summary:1")
+    assert (stored["name"], stored["size"], stored["body"]) == ("call:summary:1", SIZE, None)
+    assert (stored["sha256"], stored["media_type"]) == (row["response_sha256"], "video/mp4")
+    (file,) = files(place)
+    assert file.parent == place / "weekly_digest" / bench.task()["task_id"]
+    # A reader needs no configuration: the row says where.
+    again = bench.call(studio(bench), FILM)
+    assert (again.value, again.replayed, bench.charges) == (first.value, True, 1)
+    assert files(place) == [file]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "other"])
+def test_a_missing_or_damaged_file_is_told_and_never_paid_for_again(bench: "Bench", place: Path, damage: str) -> None:
+    bench.call(studio(bench), FILM, work=run(bench, place))
+    (file,) = files(place)
+    whole = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(whole[:-1] if damage == "cut" else b"x" * SIZE)
+    for _ in range(2):
+        with pytest.raises(ArtifactDamaged, match="is not made again") as caught:
+            bench.call(studio(bench), FILM)
+        assert str(caught.value.facts["uri"]).startswith(str(place))
+    file.write_bytes(whole)
+    assert bench.call(studio(bench), FILM).replayed
+    assert bench.charges == 1
+
+
+def test_a_place_that_takes_no_file_leaves_the_job_where_it_is(bench: "Bench", place: Path) -> None:
+    place.write_text("a file where a folder should be")
+    with pytest.raises(ConfigurationError, match="Nothing is lost"):
+        bench.call(studio(bench), FILM, work=run(bench, place))
+    assert bench.states() == ["accepted"]
+    place.unlink()
+    assert len(bench.call(studio(bench), FILM, work=run(bench, place)).value.body) == SIZE
+    assert bench.charges == 1
+
+
+def test_a_result_that_no_table_takes_stays_at_the_provider_until_there_is_a_place(
+    bench: "Bench", place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_IN_TABLE >= 32 * 1024 * 1024
+    monkeypatch.setattr(answer_files, "MAX_IN_TABLE", SIZE - 1)
+    with pytest.raises(ConfigurationError, match="artifacts_uri"):
+        bench.call(studio(bench), FILM)
+    assert bench.states() == ["accepted"]
+    bench.call(studio(bench), FILM, work=run(bench, place))
+    assert bench.charges == 1
+
+
+def test_an_answer_in_hand_goes_to_the_table_where_its_file_cannot_be_written(bench: "Bench", place: Path) -> None:
+    place.write_text("a file where a folder should be")
+    request = {"model": "m", "messages": [{"role": "user", "content": "word " * 400}]}
+    work = run(bench, place)
+    work.large = LargeArtifacts(base_uri=str(place), threshold=1)
+    answer = bench.call(bench.provider(), request, work=work)
+    assert bench.rows()[0]["response_body"] == answer.answer.body
+
+
+def test_a_synchronous_answer_may_lie_in_a_file_too(bench: "Bench", place: Path) -> None:
+    work = run(bench, place)
+    work.large = LargeArtifacts(base_uri=place.as_uri(), threshold=1)
+    first = bench.call(bench.provider(), work=work)
+    assert bench.rows()[0]["response_body"] is None
+    assert bench.call(bench.provider()).value == first.value
+    assert bench.charges == 1
+
+
+def test_a_large_raw_artifact_lies_in_a_file_first_writer_first(bench: "Bench", place: Path) -> None:
+    work = run(bench, place)
+    raw, now = stages.collect(work, lambda: "x" * SIZE)
+    assert (len(raw.body), now) == (SIZE, True)
+    assert bench.sql.execute("SELECT body FROM dagster_idempotent.artifacts").fetchall() == [{"body": None}]
+    again, now = stages.collect(run(bench, place), lambda: "y" * SIZE)
+    assert (again, now) == (raw, False)
+    (file,) = files(place)
+    file.unlink()
+    with pytest.raises(ArtifactDamaged, match="Raw artifact 'raw'"):
+        stages.get_raw(bench.database, "weekly_digest", work.task.task_id)
+
+
+def test_any_place_that_fsspec_knows_will_do(bench: "Bench") -> None:
+    raw, _ = stages.collect(run(bench, "memory://bucket/artifacts"), lambda: "x" * SIZE)
+    assert stages.get_raw(bench.database, "weekly_digest", bench.task()["task_id"]) == raw
+
+
+@pytest.mark.parametrize("uri", ["", "artifacts", "./artifacts", "S3:bucket"])
+def test_a_place_that_only_this_process_would_find_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="artifacts_uri"):
+        LargeArtifacts(base_uri=uri)
+
+
+class TestBatches:
+    def batches(self, bench: "Bench", **settings: Any) -> Any:
+        class Quick(OpenAIBatches):
+            pace = QUICK
+
+        return Quick(base_url=bench.metered.base_url, api_key_variable="K", **settings)
+
+    def batch(self) -> Batch:
+        return Batch(requests={f"item-{n}": {"model": "m", "messages": []} for n in range(3)})
+
+    def test_a_batch_is_one_charge_and_its_answers_come_by_name(self, bench: "Bench") -> None:
+        first: Any = bench.call(self.batches(bench), self.batch())  # pyright: ignore[reportArgumentType]
+        assert list(first.value.answers) == ["item-0", "item-1", "item-2"]
+        assert first.value.errors == {}
+        again: Any = bench.call(self.batches(bench), self.batch())  # pyright: ignore[reportArgumentType]
+        assert (again.value, again.replayed, bench.charges) == (first.value, True, 1)
+
+    def test_a_batch_whose_answer_was_lost_is_found_by_its_metadata(self, bench: "Bench") -> None:
+        bench.metered.fault("accept_then_drop")
+        result: Any = bench.call(self.batches(bench), self.batch())  # pyright: ignore[reportArgumentType]
+        assert len(result.value.answers) == 3
+        assert bench.charges == 1
+
+    def test_an_upload_that_fails_has_sent_nothing_that_costs(self, bench: "Bench") -> None:
+        bench.metered.fault("status", status=500, path_contains="/v1/files")
+        with pytest.raises(Exception, match="never left"):
+            bench.call(self.batches(bench), self.batch())  # pyright: ignore[reportArgumentType]
+        assert (bench.charges, bench.states()) == (0, ["not_sent"])
