@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dagster_idempotent.domain.pipeline import Pipeline
     from dagster_idempotent.domain.task import Raw, Task
     from dagster_idempotent.engine.call_keys import call_key
+    from dagster_idempotent.engine.calls import Calls
     from dagster_idempotent.engine.channels.file import FileChannel
     from dagster_idempotent.engine.channels.http import HttpChannel
     from dagster_idempotent.engine.channels.paid import PaidChannel
@@ -39,12 +40,18 @@ if TYPE_CHECKING:
     from dagster_idempotent.engine.files import write_artifact
     from dagster_idempotent.engine.tables import replace_rows
     from dagster_idempotent.errors import DeliveryInDoubt, DeliveryNotSent
+    from dagster_idempotent.providers.job_api import JobApi
+    from dagster_idempotent.providers.openai_batches import Batch, BatchResult, OpenAIBatches
+    from dagster_idempotent.providers.remote_job import JobResult, JsonJobApi
 
 __version__ = "0.1.0"
 __all__ = [
     "AllocatorResource",
     "Backoff",
+    "Batch",
+    "BatchResult",
     "Budget",
+    "Calls",
     "DeliveryInDoubt",
     "DeliveryNotSent",
     "DeliveryPolicy",
@@ -57,9 +64,13 @@ __all__ = [
     "GuardedStripeResource",
     "HttpChannel",
     "Identity",
+    "JobApi",
+    "JobResult",
+    "JsonJobApi",
     "LedgerResource",
     "Message",
     "Money",
+    "OpenAIBatches",
     "PaidChannel",
     "Pipeline",
     "Raw",
@@ -113,6 +124,10 @@ _HOMES = {
     "engine.channels.sql": ("SqlChannel",),
     "engine.files": ("write_artifact",),
     "engine.tables": ("replace_rows",),
+    "engine.calls": ("Calls",),
+    "providers.job_api": ("JobApi",),
+    "providers.openai_batches": ("Batch", "BatchResult", "OpenAIBatches"),
+    "providers.remote_job": ("JobResult", "JsonJobApi"),
     "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
 }
 

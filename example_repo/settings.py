@@ -7,6 +7,8 @@ from pathlib import Path
 HOME = Path(os.environ.get("EXAMPLE_HOME") or Path(__file__).parents[1] / ".dagster_idempotent").absolute()
 POSTGRES = HOME / "postgres"
 DELIVERIES = HOME / "deliveries"
+ASSEMBLED = HOME / "assembled"
+ARTIFACTS = HOME / "artifacts"
 PROVIDER = HOME / "metered_provider"
 TENANTS = [f"tenant-{number:02}" for number in range(1, int(os.environ.get("EXAMPLE_TENANTS") or 2) + 1)]
 

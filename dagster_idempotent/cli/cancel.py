@@ -15,12 +15,13 @@ from dagster_idempotent.cli.options import (
     providers_option,
     task_argument,
 )
+from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine import remote_jobs
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
 
 
-@click.command()
+@click.command(cls=Verb)
 @ledger_options
 @json_option
 @decision_options

@@ -122,33 +122,36 @@ def transform_op(
     *,
     name: str = "transform",
     providers: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, type] | None = None,
     returns_candidate: bool = False,
 ) -> dg.OpDefinition:
     """Make the op in which paid calls are made; it stores no final state (R22).
 
-    On a completed task the function runs on the stored answers and pays nothing. With `returns_candidate`, where its
-    result goes to persist as it is, the accepted output is returned instead.
+    `inputs` names parameters that upstream ops fill, such as one element of a dynamic map, with their types. On a
+    completed task the function runs on the stored answers and pays nothing. With `returns_candidate`, where its result
+    goes to persist as it is, the accepted output is returned instead.
     """
-    user = read_function(function, role="transform", offered=("task", "raw"))
+    upstream = inputs or {}
+    user = read_function(function, role="transform", offered=("task", "raw", *upstream))
     resources = {**LEDGER, **(providers or {}), **user.resources}
 
     def transform(context: dg.OpExecutionContext, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the candidate
         ledger: LedgerResource = given["ledger"]
         with working_on(context, pipeline, given["task"], ledger, _providers(given)) as work:
             if isinstance(work, Work):
-                return _transform(context, user, work, given)
+                return _transform(context, user, work, given, upstream)
             if returns_candidate:
                 context.add_output_metadata(
                     {**metadata.of_task(work), "calls_paid_now": 0, "replayed": "the accepted output"}
                 )
                 return stages.stored_output(pipeline, work)
         with replaying(context, pipeline, work, ledger) as replay:
-            return _transform(context, user, replay, given)
+            return _transform(context, user, replay, given, upstream)
 
     return make_op(
         transform,
         name=name,
-        inputs={"task": str},
+        inputs={"task": str, **upstream},
         resources=resources,
         config=user.config,
         out=ANYTHING,
@@ -156,8 +159,14 @@ def transform_op(
     )
 
 
-def _transform(context: dg.OpExecutionContext, user: UserFunction, work: Work, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the candidate
-    ours: dict[str, object] = {"task": work.task}
+def _transform(
+    context: dg.OpExecutionContext,
+    user: UserFunction,
+    work: Work,
+    given: Mapping[str, Any],
+    upstream: Mapping[str, type],
+) -> Any:  # noqa: ANN401 - the candidate
+    ours: dict[str, object] = {"task": work.task, **{name: given[name] for name in upstream}}
     if "raw" in user.given:
         ours["raw"] = stages.get_raw(work.database, work.lease.pipeline, work.lease.task_id)
     candidate = user.call(context, ours, given)

@@ -25,6 +25,7 @@ CHANGES = {
     "budgets release",
     "calls resolve",
     "calls abandon",
+    "calls cancel",
     "calls resend",
     "outbox resolve",
     "prune",

@@ -1,0 +1,120 @@
+"""The example's episodes in Dagster: remote jobs in a dynamic map, paid once, approved before they are published."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+from real_dagster import CODE, Dagster
+
+from dagster_idempotent.testing.metered_provider import MeteredProvider
+from example_repo.animation import SIGNATURE, chunks_of
+
+TUESDAY = datetime(2026, 8, 4, 9, tzinfo=UTC)
+FRIDAY = datetime(2026, 8, 7, 9, tzinfo=UTC)
+FIRST = "2026-W32-0"
+WHO = {"actor": "ada", "reason": "seen and liked"}
+
+
+@pytest.fixture
+def studio(start_dagster: Callable[..., AbstractContextManager[Dagster]]) -> Iterator[Dagster]:
+    with start_dagster(code=CODE.with_name("episodes_location.py")) as dagster:
+        yield dagster
+
+
+def for_task(op: str, task_id: str = FIRST, **more: str) -> dict[str, Any]:
+    return {"ops": {op: {"config": {"task_id": task_id, **more}}}}
+
+
+def frames(picture: bytes) -> int:
+    assert picture.startswith(SIGNATURE)
+    kinds = [kind for kind, _ in chunks_of(picture)]
+    assert kinds[0] == b"IHDR"
+    assert kinds[-1] == b"IEND"
+    return kinds.count(b"fcTL")
+
+
+def test_two_releases_of_a_week_are_two_tasks_and_each_shot_is_one_paid_job(
+    studio: Dagster, folder: Path, metered_provider: MeteredProvider
+) -> None:
+    studio.tick("episodes_schedule", TUESDAY)
+    studio.evaluate(FRIDAY)
+    first, second = studio.runs()
+    assert [run.status for run in (first, second)] == [dg.DagsterRunStatus.SUCCESS] * 2, studio.failures(first)
+    assert [run.tags["dagster-idempotent/task_id"] for run in (first, second)] == [FIRST, "2026-W32-1"]
+    assert metered_provider.charges == len(metered_provider.jobs()) == 6
+    picture = (folder / "assembled" / "episodes" / FIRST / "episode.png").read_bytes()
+    assert frames(picture) == 3
+    # Large results lie in files; nothing is published before somebody has approved it.
+    assert len(list((folder / "artifacts").rglob("call_shot-*"))) == 6
+    assert not (folder / "deliveries").exists()
+
+
+def test_a_person_sees_progress_reference_and_cost_of_each_job(
+    studio: Dagster, metered_provider: MeteredProvider
+) -> None:
+    studio.tick("episodes_schedule", TUESDAY)
+    (run,) = studio.runs()
+    job = metered_provider.jobs()[0].id
+    lines = [entry.user_message for entry in studio.instance.all_logs(run.run_id)]
+    assert f"Job {job} of call 'shot-01' at studio: running, 33% done." in lines
+    assert f"Job {job} of call 'shot-01' at studio: it has ended well." in lines
+    shown = studio.metadata(run)["assemble"]
+    rows = [record.data for record in shown["calls"].records]
+    assert [(row["call"], row["cost"], row["remote_reference"]) for row in rows] == [
+        (f"shot-0{n}", "0.02 USD", metered_provider.jobs()[n - 1].id) for n in (1, 2, 3)
+    ]
+    assert (shown["calls_paid_now"], shown["calls_replayed"]) == (0, 3)
+
+
+def test_generate_approve_retry_and_reassemble_take_a_task_and_pay_nothing_again(
+    studio: Dagster, folder: Path, metered_provider: MeteredProvider, ledger_url: str
+) -> None:
+    # A task that nobody planned is made by none of them.
+    for job in ("episodes_generate", "episodes_reassemble"):
+        refused = studio.launch(job, config=for_task("existing_task"))
+        assert f"{FIRST}" in studio.failures(refused)[0]
+    assert metered_provider.requests() == ()
+    # One shot's job fails at the studio: its op fails, the others are made and paid.
+    metered_provider.fault("hold", body_contains="river", times=1)
+    metered_provider.clear_faults()
+    studio.tick("episodes_schedule", TUESDAY)
+    (run,) = studio.runs()
+    paid = metered_provider.charges
+    again = studio.launch("episodes_generate", config=for_task("existing_task"))
+    assert again.status is dg.DagsterRunStatus.SUCCESS, studio.failures(again)
+    made = folder / "assembled" / "episodes" / FIRST / "episode.png"
+    before = made.read_bytes()
+    made.unlink()
+    anew = studio.launch("episodes_reassemble", config=for_task("existing_task"))
+    assert anew.status is dg.DagsterRunStatus.SUCCESS, studio.failures(anew)
+    assert made.read_bytes() == before
+    approval = {"pipeline": "episodes", **WHO}
+    approved = studio.launch("approve", config=for_task("approve", **approval))
+    assert approved.status is dg.DagsterRunStatus.SUCCESS, studio.failures(approved)
+    published = studio.launch("episodes_generate", config=for_task("existing_task"))
+    assert published.status is dg.DagsterRunStatus.SUCCESS, studio.failures(published)
+    assert (folder / "deliveries" / "episodes" / FIRST / "episode.png").read_bytes() == before
+    assert metered_provider.charges == paid == 3
+    with psycopg.connect(ledger_url) as connection:
+        assert connection.execute("SELECT count(*) FROM dagster_idempotent.tasks").fetchone() == (1,)
+    assert run.status is dg.DagsterRunStatus.SUCCESS
+
+
+def test_a_job_that_fails_at_the_studio_is_made_anew_by_a_retry_and_the_other_shots_are_not(
+    studio: Dagster, metered_provider: MeteredProvider
+) -> None:
+    metered_provider.fault("answer_with", path_contains="GET /v1/jobs/", content='{"status": "failed", "error": {}}')
+    studio.tick("episodes_schedule", TUESDAY)
+    (run,) = studio.runs()
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert "ended at provider 'studio' without a result" in studio.failures(run)[0]
+    assert metered_provider.charges == 3
+    retried = studio.reexecute(run, "FROM_FAILURE")
+    assert retried.status is dg.DagsterRunStatus.SUCCESS, studio.failures(retried)
+    assert metered_provider.charges == 4
+    assert len({job.key for job in metered_provider.jobs()}) == 4
