@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import psycopg
 import pytest
 from real_dagster import CODE, Dagster
 
+from dagster_idempotent.definitions import step
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 from example_repo.animation import SIGNATURE, chunks_of
+from example_repo.studio import STUDIO_API
 
 TUESDAY = datetime(2026, 8, 4, 9, tzinfo=UTC)
 FRIDAY = datetime(2026, 8, 7, 9, tzinfo=UTC)
@@ -115,3 +118,27 @@ def test_a_job_that_fails_at_the_studio_is_made_anew_by_a_retry_and_the_other_sh
     assert retried.status is dg.DagsterRunStatus.SUCCESS, studio.failures(retried)
     assert metered_provider.charges == 4
     assert len({job.key for job in metered_provider.jobs()}) == 4
+
+
+def test_a_spent_poll_budget_waits_and_then_lets_go_of_the_task_without_failing_it(
+    studio: Dagster, metered_provider: MeteredProvider, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "MAX_WAITS", 1)
+    impatient = replace(STUDIO_API, poll_budget=timedelta(0))
+    monkeypatch.setattr("example_repo.studio.STUDIO_API", impatient)
+    # The first shot needs three polls and gets two: one in the op, one in its own retry.
+    studio.tick("episodes_schedule", TUESDAY)
+    (run,) = studio.runs()
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    lines = [entry.user_message for entry in studio.instance.all_logs(run.run_id)]
+    assert any("It goes on there and is asked about later" in line and "Waiting" in line for line in lines)
+    with psycopg.connect(ledger_url, autocommit=True, row_factory=psycopg.rows.dict_row) as connection:
+        (task,) = connection.execute("SELECT * FROM dagster_idempotent.tasks").fetchall()
+        states = connection.execute("SELECT state FROM dagster_idempotent.submissions").fetchall()
+    assert {row["state"] for row in states} == {"accepted"}
+    assert (task["status"], task["owner"]) == ("pending", None)
+    paid = metered_provider.charges
+    monkeypatch.setattr("example_repo.studio.STUDIO_API", STUDIO_API)
+    again = studio.launch("episodes_generate", config=for_task("existing_task"))
+    assert again.status is dg.DagsterRunStatus.SUCCESS, studio.failures(again)
+    assert metered_provider.charges == 3 >= paid

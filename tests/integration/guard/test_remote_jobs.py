@@ -22,6 +22,7 @@ from dagster_idempotent.errors import (
     LeaseLost,
     RemoteJobFailed,
     RemoteJobUnfinished,
+    TaskClosed,
 )
 from dagster_idempotent.providers.job_api import JobApi
 from dagster_idempotent.providers.remote_job import JsonJobApi
@@ -200,7 +201,7 @@ class TestWaiting:
         result = bench.call(studio(bench), PROMPT)
         assert (result.remote_ref, result.replayed, bench.charges) == (job, True, 1)
 
-    def test_a_run_that_lets_go_gives_its_attempt_back_unless_it_submitted(self, bench: "Bench") -> None:
+    def test_a_run_that_lets_go_gives_its_attempt_back(self, bench: "Bench") -> None:
         unfinished(bench)
         waiting = studio(bench, poll_budget=timedelta(0))
         for _ in range(10):
@@ -214,6 +215,27 @@ class TestWaiting:
         driven(bench, "succeeded")
         bench.call(studio(bench), PROMPT)
         assert (bench.task()["attempts"], bench.charges) == (2, 1)
+
+    def test_the_run_that_submitted_may_wait_too_but_one_that_saw_a_job_fail_is_counted(self, bench: "Bench") -> None:
+        bench.declare(max_attempts=1)
+        waiting = studio(bench, poll_budget=timedelta(0))
+        work = bench.claim(bench.allocate())
+        with pytest.raises(RemoteJobUnfinished) as caught:
+            bench.call(waiting, PROMPT, work=work)
+        assert work.let_go(caught.value)
+        assert bench.task()["attempts"] == 0
+        driven(bench, "failed")
+        work = bench.claim(bench.allocate())
+        with pytest.raises(RemoteJobFailed) as failed:
+            bench.call(waiting, PROMPT, work=work)
+        work.fail_with(failed.value)
+        # The op's own retry submits a new job, and waits for it in the same, counted attempt.
+        with pytest.raises(RemoteJobUnfinished) as caught:
+            bench.call(waiting, PROMPT, work=work)
+        assert work.let_go(caught.value)
+        assert (bench.task()["attempts"], bench.charges) == (1, 2)
+        with pytest.raises(TaskClosed, match="is dead"):
+            bench.claim(bench.allocate())
 
     def test_nobody_lets_go_of_a_task_that_is_not_theirs(self, bench: "Bench") -> None:
         unfinished(bench)
