@@ -1,19 +1,15 @@
 """The example's episodes as a code location of a test: its ledger and its studio are the test's own."""
 
+import importlib
 import os
 from pathlib import Path
-
-# Read by the example when it is imported.
-os.environ["EXAMPLE_HOME"] = os.environ["TEST_FOLDER"]
-os.environ["METERED_PROVIDER_KEY"] = os.environ["TEST_API_KEY"]
-
-import importlib
 
 import dagster as dg
 
 from dagster_idempotent import AllocatorResource, LedgerResource, operator_definitions
 from example_repo import episodes, settings, studio
 
+# They read where things are kept when they are imported.
 for module in (settings, episodes):
     importlib.reload(module)
 

@@ -1,8 +1,10 @@
 """The example's episodes in Dagster: remote jobs in a dynamic map, paid once, approved before they are published."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import psycopg
 import pytest
 from real_dagster import CODE, Dagster
 
+from dagster_idempotent.definitions import step
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 from example_repo.animation import SIGNATURE, chunks_of
+from example_repo.studio import STUDIO_API
 
 TUESDAY = datetime(2026, 8, 4, 9, tzinfo=UTC)
 FRIDAY = datetime(2026, 8, 7, 9, tzinfo=UTC)
@@ -21,7 +25,13 @@ WHO = {"actor": "ada", "reason": "seen and liked"}
 
 
 @pytest.fixture
-def studio(start_dagster: Callable[..., AbstractContextManager[Dagster]]) -> Iterator[Dagster]:
+def studio(
+    start_dagster: Callable[..., AbstractContextManager[Dagster]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Dagster]:
+    monkeypatch.setenv("EXAMPLE_HOME", str(folder))
+    monkeypatch.setenv("METERED_PROVIDER_KEY", "any text")
+    # Dagster keeps a loaded file, which reads where things are kept when it is imported.
+    monkeypatch.delitem(sys.modules, "episodes_location", raising=False)
     with start_dagster(code=CODE.with_name("episodes_location.py")) as dagster:
         yield dagster
 
@@ -52,18 +62,12 @@ def test_two_releases_of_a_week_are_two_tasks_and_each_shot_is_one_paid_job(
     # Large results lie in files; nothing is published before somebody has approved it.
     assert len(list((folder / "artifacts").rglob("call_shot-*"))) == 6
     assert not (folder / "deliveries").exists()
-
-
-def test_a_person_sees_progress_reference_and_cost_of_each_job(
-    studio: Dagster, metered_provider: MeteredProvider
-) -> None:
-    studio.tick("episodes_schedule", TUESDAY)
-    (run,) = studio.runs()
+    # A person sees progress, reference and cost of each job.
     job = metered_provider.jobs()[0].id
-    lines = [entry.user_message for entry in studio.instance.all_logs(run.run_id)]
+    lines = [entry.user_message for entry in studio.instance.all_logs(first.run_id)]
     assert f"Job {job} of call 'shot-01' at studio: running, 33% done." in lines
     assert f"Job {job} of call 'shot-01' at studio: it has ended well." in lines
-    shown = studio.metadata(run)["assemble"]
+    shown = studio.metadata(first)["assemble"]
     rows = [record.data for record in shown["calls"].records]
     assert [(row["call"], row["cost"], row["remote_reference"]) for row in rows] == [
         (f"shot-0{n}", "0.02 USD", metered_provider.jobs()[n - 1].id) for n in (1, 2, 3)
@@ -79,12 +83,8 @@ def test_generate_approve_retry_and_reassemble_take_a_task_and_pay_nothing_again
         refused = studio.launch(job, config=for_task("existing_task"))
         assert f"{FIRST}" in studio.failures(refused)[0]
     assert metered_provider.requests() == ()
-    # One shot's job fails at the studio: its op fails, the others are made and paid.
-    metered_provider.fault("hold", body_contains="river", times=1)
-    metered_provider.clear_faults()
     studio.tick("episodes_schedule", TUESDAY)
-    (run,) = studio.runs()
-    paid = metered_provider.charges
+    assert studio.runs()[-1].status is dg.DagsterRunStatus.SUCCESS
     again = studio.launch("episodes_generate", config=for_task("existing_task"))
     assert again.status is dg.DagsterRunStatus.SUCCESS, studio.failures(again)
     made = folder / "assembled" / "episodes" / FIRST / "episode.png"
@@ -93,16 +93,16 @@ def test_generate_approve_retry_and_reassemble_take_a_task_and_pay_nothing_again
     anew = studio.launch("episodes_reassemble", config=for_task("existing_task"))
     assert anew.status is dg.DagsterRunStatus.SUCCESS, studio.failures(anew)
     assert made.read_bytes() == before
-    approval = {"pipeline": "episodes", **WHO}
-    approved = studio.launch("approve", config=for_task("approve", **approval))
+    shown = studio.metadata(again)["persist"]["output_sha256"]
+    approval = {"pipeline": "episodes", "task": FIRST, "shown_sha256": shown, **WHO}
+    approved = studio.launch("idempotency_approve", config={"ops": {"approve": {"config": approval}}})
     assert approved.status is dg.DagsterRunStatus.SUCCESS, studio.failures(approved)
     published = studio.launch("episodes_generate", config=for_task("existing_task"))
     assert published.status is dg.DagsterRunStatus.SUCCESS, studio.failures(published)
     assert (folder / "deliveries" / "episodes" / FIRST / "episode.png").read_bytes() == before
-    assert metered_provider.charges == paid == 3
+    assert metered_provider.charges == 3
     with psycopg.connect(ledger_url) as connection:
         assert connection.execute("SELECT count(*) FROM dagster_idempotent.tasks").fetchone() == (1,)
-    assert run.status is dg.DagsterRunStatus.SUCCESS
 
 
 def test_a_job_that_fails_at_the_studio_is_made_anew_by_a_retry_and_the_other_shots_are_not(
@@ -118,3 +118,27 @@ def test_a_job_that_fails_at_the_studio_is_made_anew_by_a_retry_and_the_other_sh
     assert retried.status is dg.DagsterRunStatus.SUCCESS, studio.failures(retried)
     assert metered_provider.charges == 4
     assert len({job.key for job in metered_provider.jobs()}) == 4
+
+
+def test_a_spent_poll_budget_waits_and_then_lets_go_of_the_task_without_failing_it(
+    studio: Dagster, metered_provider: MeteredProvider, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "MAX_WAITS", 1)
+    impatient = replace(STUDIO_API, poll_budget=timedelta(0))
+    monkeypatch.setattr("example_repo.studio.STUDIO_API", impatient)
+    # The first shot needs three polls and gets two: one in the op, one in its own retry.
+    studio.tick("episodes_schedule", TUESDAY)
+    (run,) = studio.runs()
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    lines = [entry.user_message for entry in studio.instance.all_logs(run.run_id)]
+    assert any("It goes on there and is asked about later" in line and "Waiting" in line for line in lines)
+    with psycopg.connect(ledger_url, autocommit=True, row_factory=psycopg.rows.dict_row) as connection:
+        (task,) = connection.execute("SELECT * FROM dagster_idempotent.tasks").fetchall()
+        states = connection.execute("SELECT state FROM dagster_idempotent.submissions").fetchall()
+    assert {row["state"] for row in states} == {"accepted"}
+    assert (task["status"], task["owner"]) == ("pending", None)
+    paid = metered_provider.charges
+    monkeypatch.setattr("example_repo.studio.STUDIO_API", STUDIO_API)
+    again = studio.launch("episodes_generate", config=for_task("existing_task"))
+    assert again.status is dg.DagsterRunStatus.SUCCESS, studio.failures(again)
+    assert metered_provider.charges == 3 >= paid

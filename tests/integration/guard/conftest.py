@@ -1,5 +1,6 @@
 """A bench for the guard: one task, one call, one provider with its own bill."""
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,9 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
+from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.identity import Identity
+from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.submission import CallKey
@@ -18,9 +21,12 @@ from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.engine.guard import CallResult, Guard
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.work import Work, claim
-from dagster_idempotent.errors import CallInDoubt
+from dagster_idempotent.errors import CallInDoubt, RemoteJobUnfinished
 from dagster_idempotent.providers.chat_completions import ChatCompletion, ChatCompletionsProvider
+from dagster_idempotent.providers.job_api import JobApi
+from dagster_idempotent.providers.remote_job import JsonJobApi
 from dagster_idempotent.store.database import Database
+from dagster_idempotent.store.listing import TaskRef
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 SECRET = "sk-a-key-that-must-not-be-seen"  # noqa: S105 - the test looks for it everywhere
@@ -65,6 +71,52 @@ class Bench:
 
     def without_look_up(self, **options: Any) -> ChatCompletionsProvider:
         return cast("ChatCompletionsProvider", self.provider(look_up_path=None, **options))
+
+    def studio(self, *, upper_bound: Money | None = None, **settings: Any) -> Any:
+        """Make a provider of remote jobs that can be looked up and cancelled unless told otherwise."""
+        api = JobApi(
+            **{
+                "result_path": "/jobs/{id}/result",
+                "cancel_path": "/jobs/{id}/cancel",
+                "look_up_path": "/jobs?key={key}",
+                "look_up_complete_at": "complete",
+                "progress_at": "progress",
+                "cost_at": "cost.amount",
+                "currency_at": "cost.currency",
+                "settle_delay": timedelta(minutes=1),
+                "pace": Backoff(base=timedelta(milliseconds=5), cap=timedelta(milliseconds=20), jitter=0.0),
+                "poll_budget": timedelta(seconds=30),
+                **settings,
+            }
+        )
+        base = self.metered.base_url
+        return JsonJobApi(api, name="studio", base_url=base, api_key_variable="K", upper_bound=upper_bound)
+
+    def driven(self, status: str, **facts: object) -> str:
+        """Drive the newest job, which the next polls then find so."""
+        job = self.metered.jobs()[-1].id
+        self.metered.drive(job, status, **facts)
+        return job
+
+    def unfinished(self, **settings: Any) -> str:
+        """Submit a job that stays queued, by a run that soon stops to wait; return its reference."""
+        self.metered.fault("hold", path_contains="GET /v1/jobs/")
+
+        def queue_up() -> None:
+            self.metered.wait_held()
+            self.driven("queued")
+            self.metered.release()
+
+        queueing = threading.Thread(target=queue_up)
+        queueing.start()
+        with pytest.raises(RemoteJobUnfinished) as caught:
+            self.call(self.studio(poll_budget=timedelta(0), **settings), {"prompt": "a forest"})
+        queueing.join(timeout=30)
+        return str(caught.value.facts["remote_ref"])
+
+    def ref(self) -> TaskRef:
+        """Name the one task as operators do."""
+        return TaskRef(pipeline=self.pipeline.name, task_id=TaskId(self.task()["task_id"]))
 
     def allocate(self, subject: str = "") -> TaskId:
         instant = datetime(2026, 8, 3, tzinfo=UTC)

@@ -12,9 +12,7 @@ from dagster_idempotent.engine.answer_files import MAX_IN_TABLE
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
-from dagster_idempotent.providers.job_api import JobApi
 from dagster_idempotent.providers.openai_batches import Batch, OpenAIBatches
-from dagster_idempotent.providers.remote_job import JsonJobApi
 
 if TYPE_CHECKING:
     from tests.integration.guard.conftest import Bench
@@ -22,11 +20,6 @@ if TYPE_CHECKING:
 SIZE = 3_000_000
 FILM: dict[str, object] = {"prompt": "a film", "bytes": SIZE}
 QUICK = Backoff(base=timedelta(milliseconds=5), cap=timedelta(milliseconds=20), jitter=0.0)
-
-
-def studio(bench: "Bench") -> Any:
-    api = JobApi(result_path="/jobs/{id}/result", look_up_path="/jobs?key={key}", pace=QUICK)
-    return JsonJobApi(api, name="studio", base_url=bench.metered.base_url, api_key_variable="K")
 
 
 def run(bench: "Bench", place: Path | str) -> Work:
@@ -45,7 +38,7 @@ def files(place: Path) -> list[Path]:
 
 
 def test_a_large_result_lies_in_a_file_and_is_replayed_from_it(bench: "Bench", place: Path) -> None:
-    first = bench.call(studio(bench), FILM, work=run(bench, place))
+    first = bench.call(bench.studio(), FILM, work=run(bench, place))
     assert len(first.value.body) == SIZE
     row = bench.rows()[0]
     (stored,) = bench.sql.execute("SELECT * FROM dagster_idempotent.artifacts").fetchall()
@@ -55,14 +48,14 @@ def test_a_large_result_lies_in_a_file_and_is_replayed_from_it(bench: "Bench", p
     (file,) = files(place)
     assert file.parent == place / "weekly_digest" / bench.task()["task_id"]
     # A reader needs no configuration: the row says where.
-    again = bench.call(studio(bench), FILM)
+    again = bench.call(bench.studio(), FILM)
     assert (again.value, again.replayed, bench.charges) == (first.value, True, 1)
     assert files(place) == [file]
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "other"])
 def test_a_missing_or_damaged_file_is_told_and_never_paid_for_again(bench: "Bench", place: Path, damage: str) -> None:
-    bench.call(studio(bench), FILM, work=run(bench, place))
+    bench.call(bench.studio(), FILM, work=run(bench, place))
     (file,) = files(place)
     whole = file.read_bytes()
     if damage == "missing":
@@ -71,20 +64,20 @@ def test_a_missing_or_damaged_file_is_told_and_never_paid_for_again(bench: "Benc
         file.write_bytes(whole[:-1] if damage == "cut" else b"x" * SIZE)
     for _ in range(2):
         with pytest.raises(ArtifactDamaged, match="is not made again") as caught:
-            bench.call(studio(bench), FILM)
+            bench.call(bench.studio(), FILM)
         assert str(caught.value.facts["uri"]).startswith(str(place))
     file.write_bytes(whole)
-    assert bench.call(studio(bench), FILM).replayed
+    assert bench.call(bench.studio(), FILM).replayed
     assert bench.charges == 1
 
 
 def test_a_place_that_takes_no_file_leaves_the_job_where_it_is(bench: "Bench", place: Path) -> None:
     place.write_text("a file where a folder should be")
     with pytest.raises(ConfigurationError, match="Nothing is lost"):
-        bench.call(studio(bench), FILM, work=run(bench, place))
+        bench.call(bench.studio(), FILM, work=run(bench, place))
     assert bench.states() == ["accepted"]
     place.unlink()
-    assert len(bench.call(studio(bench), FILM, work=run(bench, place)).value.body) == SIZE
+    assert len(bench.call(bench.studio(), FILM, work=run(bench, place)).value.body) == SIZE
     assert bench.charges == 1
 
 
@@ -94,9 +87,9 @@ def test_a_result_that_no_table_takes_stays_at_the_provider_until_there_is_a_pla
     assert MAX_IN_TABLE >= 32 * 1024 * 1024
     monkeypatch.setattr(answer_files, "MAX_IN_TABLE", SIZE - 1)
     with pytest.raises(ConfigurationError, match="artifacts_uri"):
-        bench.call(studio(bench), FILM)
+        bench.call(bench.studio(), FILM)
     assert bench.states() == ["accepted"]
-    bench.call(studio(bench), FILM, work=run(bench, place))
+    bench.call(bench.studio(), FILM, work=run(bench, place))
     assert bench.charges == 1
 
 

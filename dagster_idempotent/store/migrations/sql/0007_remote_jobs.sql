@@ -84,8 +84,9 @@ BEGIN
         dagster_idempotent.told_v1(s) || jsonb_build_object('provider_said', p_said);
 END $$;
 
--- A run that has polled long enough lets go of the task: due again after a while, and the attempt is given back where
--- this run has sent nothing, as with a hold: waiting for a job must not use attempts up, new jobs must.
+-- A run that has polled long enough lets go of the task: due again after a while. Waiting uses no attempt, whoever
+-- submitted the job; an attempt that has failed at something (a job that ended badly, a refusal) stays counted, so that
+-- each new job after a failed one costs an attempt.
 CREATE FUNCTION dagster_idempotent.wait_v1(
     p_pipeline text, p_task_id text, p_owner text, p_token bigint, p_delay interval, p_error text)
 RETURNS TABLE (verdict text) LANGUAGE plpgsql AS $$
@@ -103,9 +104,7 @@ BEGIN
     END IF;
     UPDATE dagster_idempotent.tasks x SET status = 'pending', owner = NULL, lease_expires_at = NULL,
             fencing_token = x.fencing_token + 1, next_attempt_at = clock_timestamp() + p_delay, error = p_error,
-            attempts = x.attempts - CASE WHEN EXISTS (SELECT FROM dagster_idempotent.submissions s
-                WHERE s.pipeline = p_pipeline AND s.task_id = p_task_id AND s.owner = p_owner
-                  AND s.fencing_token = p_token) THEN 0 ELSE 1 END
+            attempts = x.attempts - CASE WHEN t.status = 'running' THEN 1 ELSE 0 END
         WHERE x.pipeline = p_pipeline AND x.task_id = p_task_id;
     RETURN QUERY SELECT 'waiting';
 END $$;
