@@ -70,6 +70,14 @@ class GuardedSdkResource(GuardedProviderResource):
             route=Route(read_timeout=duration(self.read_timeout, field="read_timeout")),
         )
 
+    def attach(self, context: dg.OpExecutionContext, client: Any, *, call: str | None = None) -> Any:  # noqa: ANN401 - the user's
+        """Guard a client that you built yourself and return what to use in its place, without retries of its own.
+
+        Raises ConfigurationError for a client that would send past the guard, such as a module or google-genai.
+        """
+        exchange, provider = self.exchange(context, call)
+        return clients.attach(exchange, provider, client)
+
     def exchange(self, context: dg.OpExecutionContext, call: str | None) -> tuple[Exchange, HttpProvider]:  # noqa: ARG002 - as get_client
         """Return the guard of this op's task, as the adapters of SDKs take it, and the provider behind it."""
         provider = self.provider()
