@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_idempotent.definitions.resources import GuardedProviderResource
+from dagster_idempotent.definitions.resources import GuardedProviderResource, price
 from dagster_idempotent.domain.backoff import duration
-from dagster_idempotent.domain.money import Money
 from dagster_idempotent.engine.call_keys import named_call
 from dagster_idempotent.engine.calls import Calls
 from dagster_idempotent.engine.work import current_work
@@ -64,7 +63,7 @@ class GuardedSdkResource(GuardedProviderResource):
             api_key_variable=self.api_key_variable,
             account=self.account,
             settle_delay=duration(self.settle_delay, field="settle_delay"),
-            upper_bound=None if self.upper_bound is None else Money.parse(self.upper_bound),
+            upper_bound=price("upper_bound", self.upper_bound),
             cost_of=model_cost(profile.name) if self.priced else None,
             estimate=model_upper_bound(profile.name) if self.priced else None,
             route=Route(read_timeout=duration(self.read_timeout, field="read_timeout")),
