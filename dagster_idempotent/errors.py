@@ -29,7 +29,7 @@
     ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
     ├── ArtifactDamaged             a stored file is missing or is not what was written
     ├── CandidateInvalid            transform returned something that the output model refuses
-    ├── ArtifactDamaged             a file reads back otherwise than it was written
+    ├── ArtifactNotStored           a file reads back otherwise than it was written
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
     ├── DeliveryInDoubt             delivered or possibly delivered, no acknowledgement
     ├── StoreError

@@ -30,6 +30,7 @@ from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.large_artifacts import THRESHOLD, LargeArtifacts
 from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.work import current_work
+from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.chat_completions import ChatCompletion, ChatCompletionsProvider, ChatRequest
 from dagster_idempotent.store import version
 from dagster_idempotent.store.database import Database
@@ -171,7 +172,9 @@ class GuardedChatCompletionsResource(GuardedProviderResource):
     upper_bound: str | None = Field(default=None, description="What one call may cost at most; reserved by budgets.")
 
     def provider(self) -> ChatCompletionsProvider:
-        """Build the adapter for this service."""
+        """Build the adapter for this service; raises ConfigurationError for a price that is none."""
+        # Before anything is sent: a price that cannot be read would leave a paid call without a cost.
+        self._prices()
         return ChatCompletionsProvider(
             base_url=self.base_url,
             api_key_variable=self.api_key_variable,
@@ -180,7 +183,7 @@ class GuardedChatCompletionsResource(GuardedProviderResource):
             key_window=None if self.key_window is None else _length("key_window", self.key_window),
             read_timeout=_length("read_timeout", self.read_timeout),
             cost_of=self._cost_of,
-            upper_bound=None if self.upper_bound is None else Money.parse(self.upper_bound),
+            upper_bound=price("upper_bound", self.upper_bound),
         )
 
     def get_calls(self, context: dg.OpExecutionContext) -> Calls[ChatRequest, ChatCompletion]:
@@ -189,16 +192,31 @@ class GuardedChatCompletionsResource(GuardedProviderResource):
 
     def _cost_of(self, raw: Mapping[str, object]) -> Money | None:
         usage = raw.get("usage")
-        if self.input_price is None or self.output_price is None or not isinstance(usage, dict):
+        price_in, price_out = self._prices()
+        if price_in is None or price_out is None or not isinstance(usage, dict):
             return None
         used = cast("dict[str, object]", usage)
         asked, answered = used.get("prompt_tokens"), used.get("completion_tokens")
         if not isinstance(asked, int) or not isinstance(answered, int):
             return None
-        price_in, price_out = Money.parse(self.input_price), Money.parse(self.output_price)
         million = Decimal(1_000_000)
         spent_in = Money(amount=price_in.amount * asked / million, currency=price_in.currency)
         return spent_in + Money(amount=price_out.amount * answered / million, currency=price_out.currency)
+
+    def _prices(self) -> tuple[Money | None, Money | None]:
+        price_in, price_out = price("input_price", self.input_price), price("output_price", self.output_price)
+        if price_in is not None and price_out is not None and price_in.currency != price_out.currency:
+            raise ConfigurationError(
+                f"input_price is in {price_in.currency}, output_price in {price_out.currency}. Expected one currency; "
+                "nothing is converted here.",
+                field="output_price",
+            )
+        return price_in, price_out
+
+
+def price(field: str, text: str | None) -> Money | None:
+    """Read a price; raises ConfigurationError naming the field where it is no amount, or below zero."""
+    return None if text is None else Money.parse(text, field=field).non_negative(field=field)
 
 
 def _length(field: str, text: str) -> timedelta:

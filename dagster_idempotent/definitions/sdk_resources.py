@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_idempotent.definitions.resources import GuardedProviderResource
+from dagster_idempotent.definitions.resources import GuardedProviderResource, price
 from dagster_idempotent.domain.backoff import duration
-from dagster_idempotent.domain.money import Money
 from dagster_idempotent.engine.call_keys import named_call
 from dagster_idempotent.engine.calls import Calls
 from dagster_idempotent.engine.work import current_work
@@ -64,11 +63,19 @@ class GuardedSdkResource(GuardedProviderResource):
             api_key_variable=self.api_key_variable,
             account=self.account,
             settle_delay=duration(self.settle_delay, field="settle_delay"),
-            upper_bound=None if self.upper_bound is None else Money.parse(self.upper_bound),
+            upper_bound=price("upper_bound", self.upper_bound),
             cost_of=model_cost(profile.name) if self.priced else None,
             estimate=model_upper_bound(profile.name) if self.priced else None,
             route=Route(read_timeout=duration(self.read_timeout, field="read_timeout")),
         )
+
+    def attach(self, context: dg.OpExecutionContext, client: Any, *, call: str | None = None) -> Any:  # noqa: ANN401 - the user's
+        """Guard a client that you built yourself and return what to use in its place, without retries of its own.
+
+        Raises ConfigurationError for a client that would send past the guard, such as a module or google-genai.
+        """
+        exchange, provider = self.exchange(context, call)
+        return clients.attach(exchange, provider, client)
 
     def exchange(self, context: dg.OpExecutionContext, call: str | None) -> tuple[Exchange, HttpProvider]:  # noqa: ARG002 - as get_client
         """Return the guard of this op's task, as the adapters of SDKs take it, and the provider behind it."""

@@ -30,14 +30,15 @@ class Money:
         object.__setattr__(self, "currency", _currency(self.currency))
 
     @classmethod
-    def parse(cls, text: object) -> Self:
-        """Return the money written as `2.00 USD`: plain digits, one space, a currency."""
+    def parse(cls, text: object, *, field: str = "amount") -> Self:
+        """Return the money written as `2.00 USD`: plain digits, one space, a currency; `field` names it in an error."""
         found = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if found is None:
+            named = "Money" if field == "amount" else field
             raise ConfigurationError(
-                f"Money is {ascii(text)[:200]}. Expected a text such as '2.00 USD' or '150 credits': plain "
+                f"{named} is {ascii(text)[:200]}. Expected a text such as '2.00 USD' or '150 credits': plain "
                 "digits, one space, a currency. Write it so; a float is not exact.",
-                field="amount",
+                field=field,
             )
         return cls(amount=Decimal(found["amount"]), currency=found["currency"])
 

@@ -96,6 +96,8 @@ class Guard(Generic[Request, Value]):
 
     def _reserve(self, request: Request) -> Money | None:
         reserve = self._provider.estimate(request)
+        if reserve is not None:
+            reserve.non_negative(field="upper_bound")
         currency = self._work.pipeline.currency
         if currency is None:
             return reserve

@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
-from dagster_idempotent.errors import ConfigurationError, CredentialMissing, IdempotentError, InvalidPayload
+from dagster_idempotent.errors import ConfigurationError, CredentialMissing, IdempotentError
+from dagster_idempotent.providers.json_body import json_body
 from dagster_idempotent.providers.outcome import (
     Accepted,
     Answer,
@@ -98,7 +99,7 @@ class ChatCompletionsProvider:
             raise ConfigurationError(
                 "The request sets `stream`; leave it out: answers are stored whole.", field="stream"
             )
-        _encoded(request)  # refuses what JSON cannot carry before anything is recorded
+        json_body(request)  # refuses what JSON cannot carry before anything is recorded
         return request
 
     def estimate(self, request: ChatRequest) -> Money | None:  # noqa: ARG002 - part of the protocol
@@ -120,7 +121,7 @@ class ChatCompletionsProvider:
             "POST",
             f"{self._base_url}/chat/completions",
             headers=headers,
-            body=_encoded(request),
+            body=json_body(request),
             window=window,
             read_timeout=self._read_timeout,
         )
@@ -220,18 +221,6 @@ class ChatCompletionsProvider:
                 return Unfinished(remote_ref=reference)
             case _:
                 return LookUpFailed(reason="the look-up found something that this adapter cannot read")
-
-
-def _encoded(request: ChatRequest) -> bytes:
-    """Return the body: the same bytes for the same request, whatever the order of its keys."""
-    try:
-        return json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(
-            f"The request cannot be written as JSON: {error}. Use strings, numbers, booleans, lists and objects; "
-            "nothing was sent.",
-            field="",
-        ) from error
 
 
 def _object(body: bytes) -> Mapping[str, object] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.credentials import PLACEHOLDER
 from dagster_idempotent.providers.guarded_exchange import Exchange, GuardedExchange
+from dagster_idempotent.providers.hidden_retries import refuse_hidden_retries
 from dagster_idempotent.providers.http_provider import HttpProvider
 from dagster_idempotent.providers.httpx_transport import async_transport, sync_transport
 from dagster_idempotent.providers.requests_adapter import guarded_adapter
@@ -89,11 +90,37 @@ def requests_session(exchange: Exchange, provider: HttpProvider) -> "requests.Se
     """Return a `requests.Session` whose paid requests go through the guard."""
     requests = _sdk("requests", "http")
     session = requests.Session()
+    _mount(session, exchange, provider)
+    return session
+
+
+def attach(exchange: Exchange, provider: HttpProvider, client: Any) -> Any:  # noqa: ANN401 - any client of the user's
+    """Guard a client that the user built: openai's and anthropic's as a copy with the same settings, a session itself.
+
+    Retries and redirects are switched off, the credential stays out of it. Raises ConfigurationError, naming the
+    reason, for what would send past the guard: a module, google-genai, a client whose way out cannot be replaced.
+    """
+    owner = type(client).__module__.partition(".")[0]
+    if owner in {"openai", "anthropic"} and callable(getattr(client, "with_options", None)):
+        module = _sdk(owner, owner)
+        base_error = {"openai": "OpenAIError", "anthropic": "AnthropicError"}[owner]
+        http_client = _http_client(module, _guarded(exchange, provider, owner, base_error), is_async=_is_async(client))
+        client = client.with_options(api_key=PLACEHOLDER, max_retries=0, http_client=http_client)
+    elif owner == "requests" and callable(getattr(client, "mount", None)):
+        _mount(client, exchange, provider)
+    refuse_hidden_retries(client)
+    return client
+
+
+def _is_async(client: object) -> bool:
+    return any(kind.__name__.startswith("Async") for kind in type(client).__mro__)
+
+
+def _mount(session: Any, exchange: Exchange, provider: HttpProvider) -> None:  # noqa: ANN401 - requests' own type
     session.trust_env = False  # else a .netrc, a proxy or a bundle of certificates of the machine would come in
     adapter = guarded_adapter(GuardedExchange(exchange=exchange, provider=provider))
     session.mount("https://", adapter)
     session.mount("http://", adapter)
-    return session
 
 
 def _guarded(exchange: Exchange, provider: HttpProvider, sdk: str, base_error: str) -> GuardedExchange:
@@ -103,17 +130,20 @@ def _guarded(exchange: Exchange, provider: HttpProvider, sdk: str, base_error: s
 def _model_client(sdk: str, kind: str, guarded: GuardedExchange, options: dict[str, Any]) -> Any:  # noqa: ANN401 - lazy
     module = _sdk(sdk, sdk)
     _refuse_options(options)
-    httpx = httpx_of(module)
-    is_async = kind.startswith("Async")
-    transport = (async_transport if is_async else sync_transport)(httpx)(guarded)
-    client_class = httpx.AsyncClient if is_async else httpx.Client
     return getattr(module, kind)(
         api_key=PLACEHOLDER,
         base_url=_base_url(guarded.provider),
         max_retries=0,
-        http_client=client_class(transport=transport, follow_redirects=False, trust_env=False),
-        **{"timeout": _timeout(httpx, guarded.provider), **options},
+        http_client=_http_client(module, guarded, is_async=kind.startswith("Async")),
+        **{"timeout": _timeout(httpx_of(module), guarded.provider), **options},
     )
+
+
+def _http_client(sdk: Any, guarded: GuardedExchange, *, is_async: bool) -> Any:  # noqa: ANN401 - httpx or httpx2
+    httpx = httpx_of(sdk)
+    transport = (async_transport if is_async else sync_transport)(httpx)(guarded)
+    client_class = httpx.AsyncClient if is_async else httpx.Client
+    return client_class(transport=transport, follow_redirects=False, trust_env=False)
 
 
 def httpx_of(sdk: Any) -> Any:  # noqa: ANN401 - a lazily imported module

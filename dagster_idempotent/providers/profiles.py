@@ -123,13 +123,16 @@ GENERIC = Profile(
     terminal=frozenset({"[DONE]", "message_stop"}),
 )
 
-_AT_ADMISSION = "the provider documents its rate limits as a check at admission: nothing was run"
+# Said by the provider itself. A gateway that asks several providers may say it after one of them did the work: behind
+# one, take it out by `replace(profile, refusals=HTTP_REFUSALS)`.
+_OPENAI_LIMITS = "OpenAI documents a 429 as a request that was not taken: a limit per minute, or a quota that is spent"
+_ANTHROPIC_LIMITS = "Anthropic documents a 429 as a request that was not taken: a rate limit, or a limit of spending"
 
 OPENAI = Profile(
     name="openai",
     base_url="https://api.openai.com/v1",
     api_key_variable="OPENAI_API_KEY",
-    refusals=MappingProxyType({**HTTP_REFUSALS, 429: _AT_ADMISSION}),
+    refusals=MappingProxyType({**HTTP_REFUSALS, 429: _OPENAI_LIMITS}),
     free=_lines(
         r"POST /moderations",
         r"POST /responses/(input_tokens|[^/]+/cancel)",
@@ -161,7 +164,7 @@ ANTHROPIC = Profile(
     base_url="https://api.anthropic.com",
     credential=CredentialPlace(header="x-api-key"),
     api_key_variable="ANTHROPIC_API_KEY",
-    refusals=MappingProxyType({**HTTP_REFUSALS, 429: _AT_ADMISSION}),
+    refusals=MappingProxyType({**HTTP_REFUSALS, 429: _ANTHROPIC_LIMITS}),
     free=_lines(r"POST /v1/messages/count_tokens", r"POST /v1/messages/batches/[^/]+/cancel", r"DELETE /.*"),
     media_types=("application/json", "text/event-stream"),
     terminal=frozenset({"message_stop"}),
@@ -175,7 +178,7 @@ STRIPE = Profile(
     base_url="https://api.stripe.com",
     api_key_variable="STRIPE_API_KEY",
     refusals=MappingProxyType(
-        {**HTTP_REFUSALS, 429: "Stripe documents that its rate limiter answers before its idempotency layer"}
+        {**HTTP_REFUSALS, 429: "Stripe documents that its limiters answer before anything is done for a request"}
     ),
     media_types=("application/json",),
     request_id_headers=("request-id",),

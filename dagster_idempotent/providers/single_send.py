@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.outcome import InDoubt, NotSent
+from dagster_idempotent.providers.proxies import proxy_for
 from dagster_idempotent.providers.send_window import SendWindow, SendWindowClosed
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ BodyWatch = Callable[[int, HeaderPairs], Callable[[bytes], bool] | None]
 class Route:
     """How a request gets to its provider: certificates to trust, an HTTP proxy, and the time for each stage.
 
-    `proxy` is an address such as "http://proxy.example:3128", with a user and password in it if need be.
+    `proxy` is an address such as "http://proxy.example:3128", with a user and password in it if need be; None takes
+    HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY from the environment, "" goes without a proxy.
     """
 
     connect_timeout: timedelta = timedelta(seconds=10)
@@ -175,8 +177,9 @@ def _pool(url: str, route: Route, window: SendWindow | None) -> Any:  # noqa: AN
     httpcore = _httpcore()
     secure = urlsplit(url).scheme == "https"
     context = route.ssl_context or (_tls() if secure else None)
+    proxy = proxy_for(url, route.proxy)
     # Bytes of a CONNECT go out before the TLS of the request itself: they are nothing of the request.
-    layers = int(secure) + int((route.proxy or "").startswith("https:"))
+    layers = int(secure) + int(proxy is not None and proxy.scheme == "https")
     settings = {
         "ssl_context": context,
         "http1": True,
@@ -185,19 +188,15 @@ def _pool(url: str, route: Route, window: SendWindow | None) -> Any:  # noqa: AN
         "max_keepalive_connections": 0,
         "network_backend": None if window is None else _watched(window, layers),
     }
-    if route.proxy is None:
+    if proxy is None:
         return httpcore.ConnectionPool(**settings)
-    parts = urlsplit(route.proxy)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigurationError(
-            'The proxy is not an address such as "http://proxy.example:3128"; nothing was sent.', field="proxy"
-        )
-    default_port = 443 if parts.scheme == "https" else 80
+    default_port = 443 if proxy.scheme == "https" else 80
+    host = f"[{proxy.hostname}]" if ":" in (proxy.hostname or "") else proxy.hostname
     return httpcore.ConnectionPool(
         **settings,
         proxy=httpcore.Proxy(
-            f"{parts.scheme}://{parts.hostname}:{parts.port or default_port}",
-            auth=(unquote(parts.username), unquote(parts.password or "")) if parts.username else None,
+            f"{proxy.scheme}://{host}:{proxy.port or default_port}",
+            auth=(unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None,
         ),
     )
 

@@ -38,6 +38,26 @@ class TestSenders:
             assert metered_provider.charges == number + 1
         assert len([r for r in metered_provider.requests() if r.method == "POST"]) == 10
 
+    def test_of_two_processes_one_sends_and_the_other_is_told_who_is_sending(
+        self, crew: "Crew", ledger_url: str, metered_provider: MeteredProvider
+    ) -> None:
+        provider = {"base_url": metered_provider.base_url, "api_key_variable": "K"}
+        first, second = crew.connected(2, url=ledger_url, provider=provider, environment={"K": "k"})
+        task_id = first.ask("allocate")
+        for worker in (first, second):
+            worker.ask("claim", task_id=task_id, owner="the-run-that-sends")
+        metered_provider.fault("hold")  # a slow provider: it has accepted, and takes its time
+        first.tell("call")
+        metered_provider.wait_held(1)
+        told = second.refused("call")
+        assert told["error"] == "CallInProgress"
+        assert told["facts"]["owner"] == "the-run-that-sends"
+        assert "is being sent by Dagster run the-run-that-sends" in told["text"]
+        metered_provider.release()
+        assert first.answer()["value"]["replayed"] is False
+        assert second.ask("call")["replayed"] is True
+        assert metered_provider.charges == len(metered_provider.requests()) == 1
+
     def test_a_sender_paused_past_its_window_does_not_send(
         self, crew: "Crew", ledger_url: str, sql: Sql, metered_provider: MeteredProvider, until: Until
     ) -> None:
