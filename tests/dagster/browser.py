@@ -57,6 +57,14 @@ class Browser:
     def open(self, path: str) -> None:
         self._driver.get(path if path.startswith("http") else self._base + path)
 
+    def arrives(self, part: str) -> None:
+        """Wait until the address has a part."""
+        self._wait(lambda: part in self.address, lambda: f"still at {self.address}: {self.text()[-3000:]}")
+
+    def leaves(self, address: str) -> None:
+        """Wait until the page is another one."""
+        self._wait(lambda: self.address != address, lambda: f"still at {self.address}: {self.text()[-3000:]}")
+
     def says(self, words: str) -> None:
         """Wait until the page says something; fail with what it says instead."""
         self._wait(lambda: words in self.text(), lambda: f"the page never said {words!r}, but: {self.text()[-3000:]}")
@@ -72,32 +80,17 @@ class Browser:
         self.click(f"//button[not(@disabled)][contains(normalize-space(.), '{label}')]")
 
     def fill(self, placeholder: str, text: str) -> None:
-        """Type into an input, and take what it suggests."""
-        xpath = f"//input[@placeholder='{placeholder}']"
+        """Type into the input whose placeholder starts so."""
+        xpath = f"//input[starts-with(@placeholder, '{placeholder}')]"
         self.click(xpath)
         self._wait(lambda: self._type(xpath, text), lambda: f"no input {placeholder!r}")
 
     def enter(self) -> None:
         self._driver.switch_to.active_element.send_keys(Keys.ENTER)
 
-    def links(self, part: str) -> dict[str, str]:
-        """Return the links whose address holds `part`, by the label of the row they stand in."""
-        self._wait(lambda: self._find(f"//a[contains(@href, '{part}')]"), lambda: f"no link to {part}: {self.text()}")
-        rows = self._driver.find_elements(By.XPATH, f"//tr[.//a[contains(@href, '{part}')]]")
-        found: dict[str, str] = {}
-        for row in rows:
-            label = row.find_element(By.XPATH, "./td[1]").text
-            found[label] = row.find_element(By.XPATH, f".//a[contains(@href, '{part}')]").get_attribute("href")
-        return found
-
-    def follow(self, address: str) -> None:
-        """Click a link, and go to the tab in which it opens."""
-        known = set(self._driver.window_handles)
-        path = address.removeprefix(self._base)
-        self.click(f"//a[contains(@href, '{path[:200]}')]")
-        self._wait(lambda: set(self._driver.window_handles) - known, lambda: "no new tab was opened")
-        (opened,) = set(self._driver.window_handles) - known
-        self._driver.switch_to.window(opened)
+    def follow(self, label: str) -> None:
+        """Click a link by its label."""
+        self.click(f"//a[normalize-space(.)='{label}']")
 
     def config(self) -> str:
         """Return what stands in the Launchpad's editor."""
