@@ -31,6 +31,7 @@ check: $(VENV)/.installed  ## lint, types, layers
 	@$(BIN)/basedpyright
 	@$(BIN)/lint-imports
 
+# The browser's exploration needs Debian's packages chromium and chromium-driver; it fails, saying so, without them.
 explore: $(VENV)/.installed  ## run the long explorations (choose with ONLY=expression)
 	@$(BIN)/python -m pytest -n 2 -m explore $(if $(ONLY),-k "$(ONLY)")
 

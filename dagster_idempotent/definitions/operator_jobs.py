@@ -171,6 +171,13 @@ def resolve(context: dg.OpExecutionContext, config: ResolveConfig, ledger: Ledge
             _resolve_one(context, database, config, ref, call)
         except IdempotentError as error:
             refused.append(error.message)
+    context.add_output_metadata(
+        {
+            "calls": len(chosen) - len(refused),
+            "dry_run": config.dry_run,
+            "next": "Re-execute the run that failed, or wait for the task sensor where it is on.",
+        }
+    )
     if refused:
         raise dg.Failure(f"{len(refused)} of {len(chosen)} refused: {' '.join(refused[:5])}", allow_retries=False)
 

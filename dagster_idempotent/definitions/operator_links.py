@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import dagster as dg
 
@@ -53,8 +53,9 @@ class Place:
     def link(self, choice: Choice) -> str:
         """Return the link to the Launchpad of an operator job, prefilled."""
         name = self.location if self.repository == DEFAULT_REPOSITORY else f"{self.repository}@{self.location}"
-        path = f"/locations/{quote(name, safe='')}/jobs/{choice.job}/playground/setup?config={quote(choice.yaml)}"
-        return self.webserver.rstrip("/") + path
+        path = f"/locations/{quote(name, safe='')}/jobs/{choice.job}/playground/setup"
+        # Colons and plus signs as they are: people read these links.
+        return f"{self.webserver.rstrip('/')}{path}?config={quote_plus(choice.yaml, safe=':/')}"
 
 
 def place_of(run: dg.DagsterRun, webserver: str | None) -> Place | None:
@@ -98,16 +99,22 @@ def choices(database: Database, ref: TaskRef) -> Sequence[Choice]:
 def decisions_for(
     database: Database, pipeline: str, task_id: str, run: dg.DagsterRun, webserver: str | None
 ) -> dict[str, dg.MetadataValue[str | None]]:
-    """Return metadata that says what a person may do about a task: a link for each decision, and the command line.
+    """Return metadata that says what a person may do about a task: links to its decisions, and the command line.
 
     There are links where the code location has the operator jobs, that is, where `operator_definitions` was used.
     """
     ref = TaskRef(pipeline=pipeline, task_id=TaskId(task_id))
     found: dict[str, dg.MetadataValue[str | None]] = {}
     place = place_of(run, webserver)
-    for choice in choices(database, ref):
-        if place is not None and choice.job in operator_jobs_here():
-            found[f"decide: {choice.label}"] = dg.MetadataValue.url(place.link(choice))
+    lines = [
+        f"- [{choice.label}]({place.link(choice)})"
+        for choice in choices(database, ref)
+        if place is not None and choice.job in operator_jobs_here()
+    ]
+    if lines:
+        # One row with a window of links: as rows of their own they would be hidden below the fold of the event.
+        said = f"Task {ref}. Each link opens an operator job, filled in; type your name and why, and launch it."
+        found["decide"] = dg.MetadataValue.md("\n".join([said, "", *lines]))
     found["explain"] = dg.MetadataValue.text(f"dagster-idempotent explain {ref}")
     found["runs of this task"] = dg.MetadataValue.url(runs_link(ref, webserver))
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import dagster as dg
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, Field
 
 from dagster_idempotent import embedded
 from dagster_idempotent.domain.backoff import duration
@@ -35,8 +35,6 @@ from dagster_idempotent.providers.chat_completions import ChatCompletion, ChatCo
 from dagster_idempotent.store import version
 from dagster_idempotent.store.database import Database
 
-SECRET: dict[str, JsonValue] = {"dagster__is_secret": True}
-
 
 class _Community(dg.ConfigurableResource[Any]):
     """What every resource here shares: it is not one of Dagster's own."""
@@ -53,10 +51,11 @@ class LedgerResource(_Community):
     started or attached to. Only the embedded server's schema is created and upgraded by itself.
     """
 
+    # Not declared secret: the Launchpad would then put asterisks in its place, and launch with them.
     url: str | None = Field(
         default=None,
-        description="PostgreSQL URL, best given as an EnvVar; either postgresql:// or postgresql+psycopg2://.",
-        json_schema_extra=SECRET,
+        description="PostgreSQL URL, postgresql:// or postgresql+psycopg2://. Give it as an EnvVar: the UI shows the "
+        "variable's name then, and a text as it is.",
     )
     folder: str | None = Field(
         default=None, description="Folder of the embedded server; default: postgres/ under DAGSTER_HOME."

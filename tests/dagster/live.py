@@ -54,21 +54,25 @@ class Live:
     def start_second_daemon(self) -> None:
         self.processes.start("second_daemon", "dagster-daemon", "run", "-w", str(self.workspace))
 
+    def ask(self, query: str, **variables: object) -> Any:
+        """Ask what the UI asks, where no page shows it."""
+        return Webserver(self.port).ask(query, **variables)
+
     def reload(self) -> None:
         """Press "Reload" on the code location."""
-        answer = Webserver(self.port).ask(RELOAD, name="live")["reloadRepositoryLocation"]
+        answer = self.ask(RELOAD, name="live")["reloadRepositoryLocation"]
         assert answer["__typename"] == "WorkspaceLocationEntry", answer
         assert answer["locationOrLoadError"]["__typename"] == "RepositoryLocation", answer
 
     def start_sensor(self, name: str) -> None:
         """Turn a sensor on."""
         selector = {"repositoryLocationName": "live", "repositoryName": "__repository__", "sensorName": name}
-        answer = Webserver(self.port).ask(START_SENSOR, selector=selector)["startSensor"]
+        answer = self.ask(START_SENSOR, selector=selector)["startSensor"]
         assert answer["__typename"] == "Sensor", answer
 
     def terminate(self, run_id: str) -> None:
         """Press "Terminate" on a run's page."""
-        answer = Webserver(self.port).ask(TERMINATE, id=run_id)["terminateRun"]
+        answer = self.ask(TERMINATE, id=run_id)["terminateRun"]
         assert answer["__typename"] == "TerminateRunSuccess", answer
 
     def kill_daemons(self) -> None:

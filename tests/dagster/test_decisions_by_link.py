@@ -1,5 +1,6 @@
 """A run that waits for a person carries a link for each decision; only actor and reason are typed there (R39)."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -35,8 +36,8 @@ def follow(dagster: Dagster, link: str) -> dg.DagsterRun:
 
 
 def decisions(dagster: Dagster, run: dg.DagsterRun) -> dict[str, str]:
-    shown = dagster.failure_metadata(run)
-    return {name.removeprefix("decide: "): link for name, link in shown.items() if name.startswith("decide: ")}
+    shown = dagster.failure_metadata(run).get("decide", "")
+    return dict(re.findall(r"^- \[(.*)\]\((.*)\)$", shown, flags=re.MULTILINE))
 
 
 def let_time_pass(sql: Rows) -> None:
