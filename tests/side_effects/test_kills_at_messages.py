@@ -198,7 +198,7 @@ class TestAssetCatalogue:
     def test_killed_between_report_and_mark_a_result_is_in_the_catalogue_once(
         self, house: House, start_worker: Start, tmp_path: Path
     ) -> None:
-        self.reports_once(house, start_worker, tmp_path / "home", every=3, last=9)
+        self.reports_once(house, start_worker, tmp_path / "home", every=3, last=6)
 
     @pytest.mark.explore
     def test_killed_at_every_message_to_the_ledger_a_result_is_in_the_catalogue_once(
