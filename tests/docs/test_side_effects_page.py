@@ -90,7 +90,7 @@ def test_every_effect_of_the_page_happens_once_however_often_its_jobs_run(
 ) -> None:
     sql.execute(TABLES)
     with dg.instance_for_test() as instance:
-        for _ in range(3):
+        for _ in range(2):
             for name in ("weekly_digest", "payments", "counting"):
                 job = page.defs.resolve_job_def(name)
                 assert job.execute_in_process(instance=instance, partition_key=WEEK).success

@@ -159,41 +159,55 @@ class TestPaidDelivery:
 
 
 class TestAssetCatalogue:
-    def reports_once(self, house: House, start_worker: Start, home: Path, *, every: int, last: int = 0) -> None:
+    def reports_once(
+        self, house: House, start_worker: Start, home: Path, *, every: int, last: int = 0, dagsters: bool = False
+    ) -> None:
+        """Kill around the messages to the ledger, or to Dagster's own storage, which is then on the same server."""
         tasks: list[Task] = []
         home.mkdir()
-        (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-        with dg.DagsterInstance.from_config(str(home)) as instance:
-            assert not instance.fetch_materializations(dg.AssetKey("digest"), limit=1).records
+        with FaultProxy(house.upstream, protocol="postgres") as proxy:
+            settings = "telemetry: {enabled: false}\n"
+            if dagsters:
+                storage = proxy.url_for(house.database.url).replace("postgresql://", "postgresql+psycopg2://")
+                settings += f"storage: {{postgres: {{postgres_url: '{storage}'}}}}\n"
+            (home / "dagster.yaml").write_text(settings)
+            url = house.database.url if dagsters else proxy.url_for(house.database.url)
 
             def start() -> BaseProcess:
                 tasks.append(house.complete(len(tasks), {"catalogue": True}))
-                return start_worker("report", proxy.url_for(house.database.url), tasks[-1].task_id, str(home))
+                return start_worker("report", url, tasks[-1].task_id, str(home))
 
-            with FaultProxy(house.upstream, protocol="postgres") as proxy:
-                unmarked = 0
-                for _ in kills(proxy, start, every=every, last=last):
-                    reported = len(instance.fetch_materializations(dg.AssetKey("digest"), limit=1000).records)
-                    unmarked += reported > len(house.query(DELIVERED))
-                    # As the time does; the leases are long, so that every run has as many messages.
-                    house.change(
-                        "UPDATE dagster_idempotent.outbox SET sender_expires_at = now() WHERE state = 'sending'"
-                    )
-            assert settle(house, {"catalogue": AssetChannel("digest", instance=instance)}) == {MessageState.DELIVERED}
+            def reported() -> list[str]:
+                with dg.DagsterInstance.from_config(str(home)) as instance:
+                    found = instance.fetch_materializations(dg.AssetKey("digest"), limit=1000).records
+                shown = [each.asset_materialization for each in found]
+                return sorted(str(each.metadata["dagster-idempotent/task_id"].value) for each in shown)
+
+            assert reported() == []
+            unmarked = 0
+            for _ in kills(proxy, start, every=every, last=last):
+                unmarked += len(reported()) > len(house.query(DELIVERED))
+                # As the time does; the leases are long, so that every run has as many messages.
+                house.change("UPDATE dagster_idempotent.outbox SET sender_expires_at = now() WHERE state = 'sending'")
+            with dg.DagsterInstance.from_config(str(home)) as instance:
+                channels = {"catalogue": AssetChannel("digest", instance=instance)}
+                assert settle(house, channels) == {MessageState.DELIVERED}
             assert unmarked
-            found = instance.fetch_materializations(dg.AssetKey("digest"), limit=1000).records
-            shown = sorted(
-                str(each.asset_materialization.metadata["dagster-idempotent/task_id"].value) for each in found
-            )
-            assert shown == sorted(task.task_id for task in tasks)
+            assert reported() == sorted(task.task_id for task in tasks)
 
     def test_killed_between_report_and_mark_a_result_is_in_the_catalogue_once(
         self, house: House, start_worker: Start, tmp_path: Path
     ) -> None:
-        self.reports_once(house, start_worker, tmp_path / "home", every=3, last=9)
+        self.reports_once(house, start_worker, tmp_path / "home", every=3, last=6)
 
     @pytest.mark.explore
-    def test_killed_at_every_message_a_result_is_in_the_catalogue_once(
+    def test_killed_at_every_message_to_the_ledger_a_result_is_in_the_catalogue_once(
         self, house: House, start_worker: Start, tmp_path: Path
     ) -> None:
         self.reports_once(house, start_worker, tmp_path / "home", every=1)
+
+    @pytest.mark.explore
+    def test_killed_at_messages_to_dagsters_storage_a_result_is_in_the_catalogue_once(
+        self, house: House, start_worker: Start, tmp_path: Path
+    ) -> None:
+        self.reports_once(house, start_worker, tmp_path / "home", every=1, last=30, dagsters=True)
