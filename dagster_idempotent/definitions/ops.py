@@ -259,6 +259,8 @@ def _launch(context: dg.OpExecutionContext) -> Mapping[str, object]:
     """Return what it takes to launch this run again; resource config may hold secrets and is left out."""
     return {
         "job": context.job_name,
+        # Chosen by hand, or by a backfill: their job has no partitions of its own.
+        "assets": sorted(key.to_user_string() for key in context.run.asset_selection or ()),
         "partition_key": context.partition_key if context.has_partition_key else None,
         "ops": context.run.run_config.get("ops", {}),
         "tags": {name: value for name, value in context.run.tags.items() if name in _LAUNCH_TAGS},
