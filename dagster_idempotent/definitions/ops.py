@@ -278,6 +278,8 @@ def _launch(context: dg.OpExecutionContext, identity: Identity) -> Mapping[str, 
     source = time_source(context, identity)
     return {
         "job": context.job_name,
+        # Chosen by hand, or by a backfill: their job has no partitions of its own.
+        "assets": sorted(key.to_user_string() for key in context.run.asset_selection or ()),
         "partition_key": partition_of(context),
         "ops": context.run.run_config.get("ops", {}),
         "tags": {name: value for name, value in context.run.tags.items() if name in _LAUNCH_TAGS},

@@ -1,12 +1,12 @@
 """What is safe next for a task, as commands to paste; the safest comes first."""
 
-import json
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any, assert_never
+from collections.abc import Sequence
+from typing import assert_never
 
 from dagster_idempotent.domain.task import ENDED, TaskStatus
 from dagster_idempotent.engine import call_steps
+from dagster_idempotent.engine.launch_step import launch_again
 from dagster_idempotent.engine.next_step import PROVIDERS, NextStep, decision, look_again
 from dagster_idempotent.engine.task_facts import Facts, Row, short_time
 
@@ -18,7 +18,7 @@ def next_steps(facts: Facts, *, providers: str = PROVIDERS) -> Sequence[NextStep
     doubtful = [
         step for row in facts.in_state("intended", "in_doubt") for step in call_steps.in_doubt(facts, row, providers)
     ]
-    return [*_frozen(facts, providers), *(doubtful or _by_status(facts))]
+    return [*_frozen(facts, providers), *(doubtful or _by_status(facts, providers))]
 
 
 def _frozen(facts: Facts, providers: str) -> list[NextStep]:
@@ -31,20 +31,23 @@ def _frozen(facts: Facts, providers: str) -> list[NextStep]:
     ]
 
 
-def _by_status(facts: Facts) -> Sequence[NextStep]:
+def _by_status(facts: Facts, providers: str) -> Sequence[NextStep]:
     match facts.status:
         case TaskStatus.PENDING:
             if facts.spent:
-                return [*call_steps.abandoned(facts), _launch(facts, when=_SPENT)]
-            return [*call_steps.abandoned(facts), _launch(facts, when="now, or wait for the task sensor")]
+                return [*call_steps.abandoned(facts), launch_again(facts, providers, when=_SPENT)]
+            return [
+                *call_steps.abandoned(facts),
+                launch_again(facts, providers, when="now, or wait for the task sensor"),
+            ]
         case TaskStatus.RUNNING | TaskStatus.FAILED:
-            return [*call_steps.abandoned(facts), *_worked_on(facts)]
+            return [*call_steps.abandoned(facts), *_worked_on(facts, providers)]
         case TaskStatus.HELD:
-            return _held(facts)
+            return _held(facts, providers)
         case TaskStatus.DEAD:
             return _dead(facts)
         case TaskStatus.COMPLETED:
-            return _completed(facts)
+            return _completed(facts, providers)
         case TaskStatus.DISCARDED:
             return []
         case _:
@@ -54,13 +57,17 @@ def _by_status(facts: Facts) -> Sequence[NextStep]:
 _SPENT = "its attempts are spent: the next run, or the task sensor, makes it a dead letter, which can be redriven"
 
 
-def _held(facts: Facts) -> list[NextStep]:
+def _held(facts: Facts, providers: str) -> list[NextStep]:
     discard = decision("its result is not needed any more", f"dead-letters discard {facts.ref}")
     if facts.task["held_for"] == "budget":
         return [*_over_budget(facts), discard]
     if facts.waits_for_approval:
         return [_approve(facts), discard]
-    return [*call_steps.abandoned(facts), _launch(facts, when="now: nothing is left to wait for"), discard]
+    return [
+        *call_steps.abandoned(facts),
+        launch_again(facts, providers, when="now: nothing is left to wait for"),
+        discard,
+    ]
 
 
 def _over_budget(facts: Facts) -> list[NextStep]:
@@ -84,7 +91,7 @@ def _over_budget(facts: Facts) -> list[NextStep]:
     return [*steps, decision("there is room: let it go on", f"budgets release {ref}")]
 
 
-def _worked_on(facts: Facts) -> list[NextStep]:
+def _worked_on(facts: Facts, providers: str) -> list[NextStep]:
     task = facts.task
     owner, due = task["owner"], task["next_attempt_at"]
     if facts.spent:
@@ -95,12 +102,12 @@ def _worked_on(facts: Facts) -> list[NextStep]:
     else:
         again = f"Dagster shows that its run {owner} is over: the next run takes the task over at once"
     if not facts.leased:
-        return [_launch(facts, when=_SPENT if facts.spent else "now: the lease has expired")]
+        return [launch_again(facts, providers, when=_SPENT if facts.spent else "now: the lease has expired")]
     release = decision(
         f"Dagster still shows run {owner} as started and it is gone, for certain", f"tasks release {facts.ref}"
     )
     working = look_again(facts, f"run {owner} is at work: wait for it")
-    return [working, _launch(facts, when=again), release]
+    return [working, launch_again(facts, providers, when=again), release]
 
 
 def _dead(facts: Facts) -> list[NextStep]:
@@ -115,14 +122,14 @@ def _dead(facts: Facts) -> list[NextStep]:
     return steps
 
 
-def _completed(facts: Facts) -> list[NextStep]:
-    steps = [step for row in facts.messages for step in _message(facts, row)]
+def _completed(facts: Facts, providers: str) -> list[NextStep]:
+    steps = [step for row in facts.messages for step in _message(facts, row, providers)]
     if any(row["state"] == "waiting" for row in facts.messages) and not facts.task["gate_open"]:
         steps.append(_approve(facts))
     return steps
 
 
-def _message(facts: Facts, row: Row) -> list[NextStep]:
+def _message(facts: Facts, row: Row, providers: str) -> list[NextStep]:
     name = row["channel"]
     resolve = f"outbox resolve {facts.ref} {shlex.quote(name)}"
     match row["state"]:
@@ -138,11 +145,15 @@ def _message(facts: Facts, row: Row) -> list[NextStep]:
             mended = f"what kept {name} from delivering is mended"
             return [decision(mended, f"{resolve} --as not_delivered --evidence TEXT")]
         case "ready":
-            return [_launch(facts, when=f"now, or wait for the outbox sensor: {name} is ready")]
+            return [launch_again(facts, providers, when=f"now, or wait for the outbox sensor: {name} is ready")]
         case "sending" if row["sending"]:
             return [look_again(facts, f"after {short_time(row['sender_expires_at'])}: {name} is being delivered")]
         case "sending":
-            return [_launch(facts, when=f"now, or wait for the outbox sensor: what delivered {name} is gone")]
+            return [
+                launch_again(
+                    facts, providers, when=f"now, or wait for the outbox sensor: what delivered {name} is gone"
+                )
+            ]
         case _:
             return []
 
@@ -152,23 +163,3 @@ def _approve(facts: Facts) -> NextStep:
         "a named person has looked at what this hash stands for",
         f"approvals approve {facts.ref} --shown {facts.task['shown_sha256']}",
     )
-
-
-def _launch(facts: Facts, *, when: str) -> NextStep:
-    """Launch it again as it was launched first; the same partition is the same task."""
-    launch: Mapping[str, Any] = facts.task["launch"] or {}
-    job = launch.get("job")
-    if not job:
-        return NextStep(when=when, command=f"launch the job of {facts.ref.pipeline} for this task again in Dagster")
-    if launch.get("partition_key"):
-        partition = shlex.quote(str(launch["partition_key"]))
-        return NextStep(when=when, command=f"dagster job backfill -j {job} --partitions {partition} --noprompt")
-    config = shlex.quote(json.dumps({"ops": launch.get("ops") or {}}))
-    tags = ""
-    if facts.task["scheduled_at"] is not None:
-        # Without a partition the tick's time travels in a tag.
-        tag = {"dagster-idempotent/scheduled_at": facts.task["scheduled_at"].isoformat()}
-        if facts.task["subject"]:
-            tag["dagster-idempotent/subject"] = facts.task["subject"]
-        tags = f" --tags {shlex.quote(json.dumps(tag))}"
-    return NextStep(when=when, command=f"dagster job launch -j {job} --config-json {config}{tags}")

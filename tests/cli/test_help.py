@@ -1,3 +1,5 @@
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +14,8 @@ from dagster_idempotent.cli import main
 from dagster_idempotent.cli.reference import page
 
 Run = Callable[..., Any]
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = DOCS / "reference" / "cli.md"
 CHANGES = {
     "tasks release",
     "pipelines freeze",
@@ -172,3 +175,26 @@ def test_an_unknown_name_exits_with_1_and_one_line(cli: Run, words: str) -> None
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("Error: ")
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_every_shell_as_the_help_says(shell: str) -> None:
+    code = "from dagster_idempotent.cli import main; main(prog_name='dagster-idempotent')"
+    asked = os.environ | {"_DAGSTER_IDEMPOTENT_COMPLETE": f"{shell}_source"}
+    script = subprocess.run([sys.executable, "-c", code], env=asked, capture_output=True, text=True, check=True)
+    assert "dagster-idempotent" in script.stdout
+    typed = {"COMP_WORDS": "dagster-idempotent dead-letters re", "COMP_CWORD": "re" if shell == "fish" else "2"}
+    asked |= typed | {"_DAGSTER_IDEMPOTENT_COMPLETE": f"{shell}_complete"}
+    completed = subprocess.run([sys.executable, "-c", code], env=asked, capture_output=True, text=True, check=True)
+    assert "redrive" in completed.stdout
+    help_text = CliRunner().invoke(main, ["--help"], prog_name="dagster-idempotent").stdout
+    assert f"{shell}_source" in help_text
+
+
+@pytest.mark.parametrize("page_", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
+def test_every_command_that_a_page_names_exists(page_: Path) -> None:
+    nouns = {path.split()[0] for path in ALL}
+    for noun, verb in re.findall(r"dagster-idempotent ([a-z][a-z-]+)(?: ([a-z][a-z-]+))?", page_.read_text("utf-8")):
+        assert noun in nouns, f"{noun} in {page_.name}"
+        if verb and noun not in ALL:
+            assert f"{noun} {verb}" in ALL, f"{noun} {verb} in {page_.name}"

@@ -138,7 +138,10 @@ class Dagster:
         found = self._graphql(query.LAUNCH_PARTITION_BACKFILL_MUTATION, {"backfillParams": params})
         launched = found["launchPartitionBackfill"]
         assert launched["__typename"] == "LaunchBackfillSuccess", launched
-        backfill_id = launched["backfillId"]
+        return self.finish_backfill(launched["backfillId"])
+
+    def finish_backfill(self, backfill_id: str) -> str:
+        """Let the backfill daemon finish a backfill that somebody started."""
         for _ in range(20):
             for error in execute_backfill_iteration(self.workspace, QUIET):
                 assert error is None, error
