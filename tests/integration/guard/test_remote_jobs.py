@@ -1,6 +1,7 @@
 """A remote job is submitted once, its reference kept before it is asked about, its result fetched once (R13)."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -241,6 +242,21 @@ class TestWaiting:
         thread.join(timeout=30)
         assert not thread.is_alive()
         assert len(caught) == 1
+
+    def test_two_who_poll_one_job_bring_one_result(self, bench: "Bench") -> None:
+        bench.unfinished()
+        bench.driven("succeeded")
+        bench.metered.fault("hold", times=2, path_contains="/result")
+        work = bench.claim(bench.allocate())
+        with ThreadPoolExecutor() as pool:
+            asked = [pool.submit(bench.call, bench.studio(), PROMPT, work=work) for _ in range(2)]
+            bench.metered.wait_held(2)
+            bench.metered.release()
+            first, second = (each.result(timeout=30) for each in asked)
+        assert first.value == second.value
+        assert (bench.states(), bench.charges) == (["succeeded"], 1)
+        booked = bench.sql.execute("SELECT kind FROM dagster_idempotent.costs").fetchall()
+        assert booked == [{"kind": "settled"}]
 
     def test_the_lease_is_renewed_while_a_job_is_polled(self, bench: "Bench") -> None:
         bench.declare(lease="900ms")
