@@ -131,7 +131,7 @@ def _renew(connection: Connection, due: list[Beat]) -> None:
     for beat in due:
         if isinstance(beat.what, Lease):
             beat.lost = leases.renew(connection, beat.what) is None
-            if beat.lost:
-                beat.over.set()
         elif isinstance(beat.what, Deliverer):
             beat.lost = not outbox.renew_delivery(connection, beat.what.sender)
+        if beat.lost:
+            beat.over.set()
