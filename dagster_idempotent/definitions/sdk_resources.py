@@ -18,7 +18,7 @@ from dagster_idempotent.engine.calls import Calls
 from dagster_idempotent.engine.work import current_work
 from dagster_idempotent.providers import clients
 from dagster_idempotent.providers.guarded_exchange import Exchange
-from dagster_idempotent.providers.http_provider import HttpProvider
+from dagster_idempotent.providers.http_provider import MAX_ANSWER_IN_FILES, HttpProvider
 from dagster_idempotent.providers.pricing import model_cost, model_upper_bound
 from dagster_idempotent.providers.profiles import ANTHROPIC, GENERIC, OPENAI, STRIPE, Profile
 from dagster_idempotent.providers.single_send import Route
@@ -79,8 +79,10 @@ class GuardedSdkResource(GuardedProviderResource):
 
     def exchange(self, context: dg.OpExecutionContext, call: str | None) -> tuple[Exchange, HttpProvider]:  # noqa: ARG002 - as get_client
         """Return the guard of this op's task, as the adapters of SDKs take it, and the provider behind it."""
-        provider = self.provider()
-        calls: Calls[Any, Any] = Calls(current_work(), provider)
+        provider, work = self.provider(), current_work()
+        if work.large is not None:
+            provider.max_answer = MAX_ANSWER_IN_FILES
+        calls: Calls[Any, Any] = Calls(work, provider)
         return lambda request: calls.call(named_call(call), request), provider
 
 

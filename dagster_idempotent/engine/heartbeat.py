@@ -151,11 +151,11 @@ def _renew_batch(connection: Connection, batch: list[Beat]) -> None:
         match beat.what:
             case Lease():
                 beat.lost = leases.renew(connection, beat.what) is None
-                if beat.lost:
-                    beat.over.set()
             case Deliverer():
                 beat.lost = not outbox.renew_delivery(connection, beat.what.sender)
             case UUID():
                 beat.lost = beat.what not in alive
             case _:
                 assert_never(beat.what)
+        if beat.lost:
+            beat.over.set()

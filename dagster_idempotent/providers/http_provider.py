@@ -31,6 +31,8 @@ from dagster_idempotent.providers.single_send import HeaderPairs, Route, send_on
 
 MAX_REQUEST = 32 * 1024 * 1024
 MAX_ANSWER = 64 * 1024 * 1024
+# Where large answers are written to files.
+MAX_ANSWER_IN_FILES = 512 * 1024 * 1024
 # The sender writes its own: they are about its connection, and only encodings that any replay can undo are asked for.
 _OWN_HEADERS = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "accept-encoding", "expect", "te", "upgrade"}
@@ -87,7 +89,7 @@ class HttpProvider:
         self._upper_bound = upper_bound
         self.route = route or Route()
         self._max_request = max_request
-        self._max_answer = max_answer
+        self.max_answer = max_answer
 
     @property
     def name(self) -> str:
@@ -144,7 +146,7 @@ class HttpProvider:
             window=window,
             route=self._way_of(request),
             watch=self._watch,
-            max_body=self._max_answer,
+            max_body=self.max_answer,
         )
         outcome = classify(self.profile, result, path=request.parts.path)
         if isinstance(outcome, Succeeded):

@@ -19,6 +19,8 @@ from dagster_idempotent.providers.single_send import BodyLost, Response, Route, 
 JsonPath = tuple[str, ...]
 MAX_ANSWER = 4 * 1024 * 1024
 _EXCERPT = 300
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +58,22 @@ class JobHttp:
     def free(
         self, method: str, place: str, *, body: bytes = b"", content_type: str = "application/json"
     ) -> Response | str:
-        """Send a request that costs nothing, to a path or to a whole URL; return its answer, or why there is none."""
+        """Send a request that costs nothing, to a path or to a whole URL; return its answer, or why there is none.
+
+        Unlike those of a paid request, redirects of a download are followed; the credential stays with its origin.
+        """
         url = place if "://" in place else self.base_url + place
+        for _ in range(_MOST_REDIRECTS):
+            response = self._once(method, url, body, content_type)
+            target = None if isinstance(response, str) else response.header("location")
+            if isinstance(response, str) or method != "GET" or response.status not in _REDIRECTS or target is None:
+                return response
+            url = urljoin(url, target)
+            if urlsplit(url).scheme not in {"http", "https"}:
+                return f"the answer leads to {urlsplit(url).scheme}:, expected http or https"
+        return f"more than {_MOST_REDIRECTS} redirects"
+
+    def _once(self, method: str, url: str, body: bytes, content_type: str) -> Response | str:
         headers = {"Accept-Encoding": "identity", **({"Content-Type": content_type} if body else {})}
         secret = None
         pairs: list[tuple[str, str]] = list(headers.items())

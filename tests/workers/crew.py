@@ -274,9 +274,9 @@ def job_provider(options: dict[str, Any]) -> JsonJobApi:
     for name in ("settle_delay", "key_window", "poll_budget"):
         if name in settings:
             settings[name] = timedelta(seconds=settings[name])
-    quick = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=10))
+    pause = timedelta(seconds=settings.pop("pause", 0.01))
     return JsonJobApi(
-        JobApi(pace=quick, **settings),
+        JobApi(pace=Backoff(base=pause, cap=pause, jitter=0.0), **settings),
         name="studio",
         base_url=options["base_url"],
         api_key_variable=options["api_key_variable"],

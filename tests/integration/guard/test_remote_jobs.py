@@ -1,6 +1,7 @@
 """A remote job is submitted once, its reference kept before it is asked about, its result fetched once (R13)."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,24 @@ class TestOneJob:
         assert bench.charges == 1
         assert bench.posts == [bench.rows()[0]["idempotency_key"]]
 
+    def test_a_download_may_be_redirected_and_takes_the_credential_nowhere_else(self, bench: "Bench") -> None:
+        elsewhere = bench.metered.control_url.replace("127.0.0.1", "localhost")
+        for target in ("/v1/jobs/no-such-job", f"{elsewhere}/v1/jobs/x", "file:///etc/passwd"):
+            bench.metered.fault("redirect", status=302, location=target, path_contains="/result")
+        said: list[str] = []
+        work = bench.claim(bench.allocate())
+        work.say = said.append
+        assert bench.call(bench.studio(), PROMPT, work=work).value.body.startswith(PNG)
+        told = " ".join(said)
+        assert "no job no-such-job" in told
+        assert "expected the header Authorization" in told
+        assert "leads to file:" in told
+
+    def test_what_a_test_drives_a_job_to_make_is_its_result(self, bench: "Bench") -> None:
+        bench.unfinished()
+        bench.driven("succeeded", result='{"frames": 7}', media_type="application/json")
+        assert bench.call(bench.studio(), PROMPT).value.json() == {"frames": 7}
+
 
 class TestSubmission:
     @pytest.mark.parametrize(
@@ -119,6 +138,19 @@ class TestSubmission:
         resolutions.resolve(bench.database, bench.ref(), "summary", found, who=ADA)
         assert bench.call(blind, PROMPT).value.body.startswith(PNG)
         assert bench.charges == len(bench.posts) == 1
+
+    def test_a_service_that_honours_keys_is_sent_the_same_key_again_and_names_the_same_job(
+        self, bench: "Bench"
+    ) -> None:
+        bench.metered.configure(deduplicate=True)
+        bench.metered.fault("accept_then_drop")
+        keyed = bench.studio(look_up_path=None, key_window=timedelta(hours=1))
+        with pytest.raises(CallInDoubt):
+            bench.call(keyed, PROMPT)
+        result = bench.call(keyed, PROMPT)
+        assert result.value.body.startswith(PNG)
+        assert (len(bench.posts), len(set(bench.posts)), bench.charges) == (2, 1, 1)
+        assert [(row["state"], row["sends"]) for row in bench.rows()] == [("succeeded", 2)]
 
     def test_a_refusal_is_no_job_and_may_be_followed_by_one(self, bench: "Bench") -> None:
         with pytest.raises(CallRejected, match="expected `prompt`"):
@@ -210,6 +242,21 @@ class TestWaiting:
         thread.join(timeout=30)
         assert not thread.is_alive()
         assert len(caught) == 1
+
+    def test_two_who_poll_one_job_bring_one_result(self, bench: "Bench") -> None:
+        bench.unfinished()
+        bench.driven("succeeded")
+        bench.metered.fault("hold", times=2, path_contains="/result")
+        work = bench.claim(bench.allocate())
+        with ThreadPoolExecutor() as pool:
+            asked = [pool.submit(bench.call, bench.studio(), PROMPT, work=work) for _ in range(2)]
+            bench.metered.wait_held(2)
+            bench.metered.release()
+            first, second = (each.result(timeout=30) for each in asked)
+        assert first.value == second.value
+        assert (bench.states(), bench.charges) == (["succeeded"], 1)
+        booked = bench.sql.execute("SELECT kind FROM dagster_idempotent.costs").fetchall()
+        assert booked == [{"kind": "settled"}]
 
     def test_the_lease_is_renewed_while_a_job_is_polled(self, bench: "Bench") -> None:
         bench.declare(lease="900ms")
