@@ -101,9 +101,11 @@ class BudgetScope(StrEnum):
 class Budget:
     """What a pipeline may spend; None is no limit.
 
-    A text stands for the money it reads as. Limits of different currencies are separate budgets.
+    A text stands for the money it reads as. `per_call` bounds what one call may cost at most; the others are kept by
+    counters that every call reserves from.
     """
 
+    call: Money | None
     task: Money | None
     period: Money | None
     pipeline: Money | None
@@ -111,13 +113,20 @@ class Budget:
     def __init__(
         self,
         *,
+        per_call: Money | str | None = None,
         per_task: Money | str | None = None,
         per_period: Money | str | None = None,
         per_pipeline: Money | str | None = None,
     ) -> None:
+        object.__setattr__(self, "call", _limit(per_call, "per_call"))
         object.__setattr__(self, "task", _limit(per_task, "per_task"))
         object.__setattr__(self, "period", _limit(per_period, "per_period"))
         object.__setattr__(self, "pipeline", _limit(per_pipeline, "per_pipeline"))
+
+    @classmethod
+    def per_call(cls, limit: Money | str) -> Self:
+        """Return the budget that limits each call by itself."""
+        return cls(per_call=limit)
 
     @classmethod
     def per_task(cls, limit: Money | str) -> Self:
@@ -135,7 +144,7 @@ class Budget:
         return cls(per_pipeline=limit)
 
     def limits(self) -> tuple[tuple[BudgetScope, Money], ...]:
-        """Return the limits there are, in the order of locking."""
+        """Return the limits that have counters, in the order of locking."""
         by_scope = {
             BudgetScope.PIPELINE: self.pipeline,
             BudgetScope.PERIOD: self.period,

@@ -110,7 +110,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def _one_currency(budget: Budget | None) -> str | None:
-    currencies = sorted({limit.currency for _, limit in budget.limits()}) if budget else []
+    limits = [] if budget is None else [*(limit for _, limit in budget.limits()), *filter(None, [budget.call])]
+    currencies = sorted({limit.currency for limit in limits})
     if len(currencies) > 1:
         raise ConfigurationError(
             f"The budget mixes {' and '.join(currencies)}; amounts of different currencies are never compared. "

@@ -25,6 +25,7 @@ from dagster_idempotent.engine.call_errors import abandoned, in_progress, not_kn
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
 from dagster_idempotent.engine.remote_jobs import await_job
+from dagster_idempotent.engine.reservation import upper_bound
 from dagster_idempotent.engine.sending import Sending
 from dagster_idempotent.engine.sightings import confirm
 from dagster_idempotent.engine.work import Work, get_task, stopped
@@ -34,7 +35,6 @@ from dagster_idempotent.errors import (
     CallInProgress,
     CallNotSent,
     CallRejected,
-    ConfigurationError,
     PayloadPruned,
     PipelineFrozen,
     TaskHeld,
@@ -67,7 +67,6 @@ class Guard(Generic[Request, Value]):
         """
         provider = self._provider
         print_ = fingerprint(provider.name, provider.operation(request), provider.payload(request))
-        reserve = self._reserve(request)
         call = Call(pipeline=self._work.lease.pipeline, task_id=self._work.lease.task_id, call_key=call_key)
         sent: int | None = None  # the submission that left from here: one send a call of this method
         while True:
@@ -92,28 +91,7 @@ class Guard(Generic[Request, Value]):
                 case Step.RECONCILE:
                     sent = self._reconcile(call, state, _known(current), request, sent) or sent
                 case Step.SEND:
-                    sent = self._start(call, state, print_, request, reserve, sent=sent) or sent
-
-    def _reserve(self, request: Request) -> Money | None:
-        reserve = self._provider.estimate(request)
-        if reserve is not None:
-            reserve.non_negative(field="upper_bound")
-        currency = self._work.pipeline.currency
-        if currency is None:
-            return reserve
-        if reserve is None:
-            raise ConfigurationError(
-                f"Pipeline {self._work.pipeline.name!r} has a budget, but provider {self._provider.name!r} cannot say "
-                "what this request may cost at most. Nothing was sent. Give the provider an upper bound.",
-                field="upper_bound",
-            )
-        if reserve.currency != currency:
-            raise ConfigurationError(
-                f"The budget of pipeline {self._work.pipeline.name!r} is in {currency}, the request is priced in "
-                f"{reserve.currency}. Amounts of different currencies are never compared; nothing was sent.",
-                field="budget",
-            )
-        return reserve
+                    sent = self._start(call, state, print_, request, sent=sent) or sent
 
     def _read(self, call: Call) -> CallState:
         state = self._database.run(lambda c: submissions.read_call(c, call))
@@ -128,7 +106,6 @@ class Guard(Generic[Request, Value]):
         state: CallState,
         print_: Fingerprint,
         request: Request,
-        reserve: Money | None,
         *,
         sent: int | None,
     ) -> int | None:
@@ -136,6 +113,7 @@ class Guard(Generic[Request, Value]):
         if sent is not None:
             raise not_known(call, _known(current_of(state.submissions)))
         self._work.check_lease()
+        reserve = upper_bound(self._work.pipeline, self._provider, request)
         # Before the intent is first issued; a lost COMMIT reply never restarts it.
         window = SendWindow(state.send_window)
         lease, provider = self._work.lease, self._provider

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -11,7 +10,8 @@ from urllib.parse import urlencode
 
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
-from dagster_idempotent.errors import ConfigurationError, CredentialMissing, IdempotentError
+from dagster_idempotent.errors import ConfigurationError, IdempotentError
+from dagster_idempotent.providers.credentials import read_credential
 from dagster_idempotent.providers.json_body import json_body
 from dagster_idempotent.providers.outcome import (
     Accepted,
@@ -108,7 +108,7 @@ class ChatCompletionsProvider:
 
     def submit(self, request: ChatRequest, *, key: IdempotencyKey, window: SendWindow) -> Outcome:
         """Send the completion request once and classify what came back."""
-        secret = self._credential()
+        secret = read_credential(self._api_key_variable)
         headers = {
             "Authorization": f"Bearer {secret}",
             "Content-Type": "application/json",
@@ -148,22 +148,6 @@ class ChatCompletionsProvider:
         """Return the text of the first choice."""
         return self.decode(answer).text
 
-    def _credential(self) -> str:
-        key = os.environ.get(self._api_key_variable, "").strip()
-        if not key:
-            raise CredentialMissing(
-                f"The environment variable {self._api_key_variable} is unset or empty where this step runs. "
-                "Nothing was sent. Set it for the run workers and start the run again.",
-                variable=self._api_key_variable,
-            )
-        if not key.isascii() or not key.isprintable():
-            raise CredentialMissing(
-                f"The environment variable {self._api_key_variable} holds characters that no header can carry. "
-                "Nothing was sent. Set it to the key alone.",
-                variable=self._api_key_variable,
-            )
-        return key
-
     def _outcome(self, response: Response) -> Outcome:
         if refusal_of(response.status):
             return Rejected(reason=f"HTTP {response.status}: {_excerpt(response.body)}")
@@ -191,7 +175,7 @@ class ChatCompletionsProvider:
             return None
 
     def _find_one(self, key: IdempotencyKey) -> Finding:
-        query, secret = urlencode({"client_reference": key}), self._credential()
+        query, secret = urlencode({"client_reference": key}), read_credential(self._api_key_variable)
         response = get(
             f"{self._base_url}{self._look_up_path}?{query}",
             headers={"Authorization": f"Bearer {secret}"},

@@ -173,7 +173,7 @@ def test_limits_come_in_the_order_of_locking() -> None:
     assert Budget(per_task="0 USD").limits() == ((BudgetScope.TASK, Money.zero("USD")),)
 
 
-@pytest.mark.parametrize("field", ["per_task", "per_period", "per_pipeline"])
+@pytest.mark.parametrize("field", ["per_call", "per_task", "per_period", "per_pipeline"])
 def test_limits_are_not_negative(field: str) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         Budget(**{field: "-1 USD"})

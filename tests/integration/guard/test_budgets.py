@@ -12,7 +12,7 @@ from psycopg import sql as psql
 from dagster_idempotent.domain.money import Budget, Money
 from dagster_idempotent.domain.submission import CallKey
 from dagster_idempotent.engine.guard import Guard
-from dagster_idempotent.errors import BudgetExceeded, CallInDoubt, CallRejected, TaskHeld
+from dagster_idempotent.errors import BudgetExceeded, CallInDoubt, CallRejected, ConfigurationError, TaskHeld
 
 if TYPE_CHECKING:
     from tests.conftest import Crew
@@ -55,6 +55,18 @@ class TestBudgets:
         answers = crew.at_once(workers, "call", [{}] * len(workers))
         assert {answer["error"] for answer in answers if "error" in answer} == {"BudgetExceeded"}
         assert len([answer for answer in answers if "value" in answer]) == bench.charges == 10
+
+    def test_a_call_that_may_cost_more_than_one_call_may_is_refused(self, bench: "Bench") -> None:
+        bench.declare(budget=Budget(per_call="0.50 USD", per_task="10 USD"))
+        with pytest.raises(ConfigurationError, match=r"allows 0\.50 USD for one call") as caught:
+            bench.call(bench.provider(upper_bound=Money.parse("0.51 USD")))
+        assert caught.value.facts["field"] == "per_call"
+        assert bench.rows() == []
+        bench.call(bench.provider(upper_bound=Money.parse("0.50 USD")))
+        # What is stored is replayed, whatever the limits have become.
+        bench.declare(budget=Budget.per_call("0.01 USD"))
+        assert bench.call(bench.provider()).replayed is True
+        assert len(bench.posts) == 1
 
     def test_a_refused_call_gives_its_reservation_back(self, bench: "Bench") -> None:
         bench.declare(budget=Budget.per_task("1 USD"))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -214,6 +215,23 @@ class TestMap:
         assert caught.value.facts["failed"] == ("item-3",)
         assert "not what was wanted" in str(caught.value.facts["errors"]["item-3"])  # pyright: ignore[reportIndexIssue]
         assert bench.charges == 6
+
+
+@pytest.mark.explore
+def test_ten_thousand_items_fit_into_little_memory_and_replay_in_seconds(bench: "Bench") -> None:
+    work, provider = bench.claim(bench.allocate()), bench.provider()
+    bench.metered.fault("answer_with", times=None, content="x" * 20_000)
+    peaks: list[int] = []
+    for _ in range(2):
+        with work.renewed():
+            tracemalloc.start()
+            answers = Calls(work, provider).map(range(10_000), key=name, request=about, accept=lambda a: len(a.text))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        assert answers == [20_000] * 10_000
+    # The answers together have 200 MB; what is kept of each is its length and a line of metadata.
+    assert max(peaks) < 60_000_000
+    assert bench.charges == 10_000
 
 
 class TestBudget:
