@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_idempotent.definitions import tags
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.engine.verify import verify
 from dagster_idempotent.store import listing, sightings
@@ -93,7 +94,7 @@ def ledger_asset() -> dg.AssetsDefinition:
         kinds={"postgres"},
         check_specs=[dg.AssetCheckSpec(check, asset=ASSET, description=text) for check, text in _WHAT_TO_DO.items()],
     )
-    def idempotency_ledger(ledger: LedgerResource) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType] - as Dagster reads it
+    def idempotency_ledger(context: dg.AssetExecutionContext, ledger: LedgerResource) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType] - as Dagster reads it
         database = ledger.database()
         state = look_at(database)
         findings = verify(database).findings
@@ -109,23 +110,30 @@ def ledger_asset() -> dg.AssetsDefinition:
                 check_name=ONE_RESULT_PER_KEY, passed=not broken, metadata=_metadata(ONE_RESULT_PER_KEY, broken)
             )
         )
-        return dg.MaterializeResult(metadata=_numbers(database), check_results=results)
+        return dg.MaterializeResult(metadata=_numbers(database, context.instance), check_results=results)
 
     return idempotency_ledger
 
 
-def _numbers(database: Database) -> dict[str, Any]:
+def _numbers(database: Database, instance: dg.DagsterInstance) -> dict[str, Any]:
     pipelines = database.run(listing.pipelines)
     costs = database.run(lambda c: listing.costs(c, by="pipeline"))
+    by_period = database.run(lambda c: listing.costs(c, by="period"))
+    # A replay writes nothing to the ledger; Dagster's own runs say how often a task was launched again.
+    runs = sum(instance.get_runs_count(dg.RunsFilter(tags={tags.PIPELINE: row["pipeline"]})) for row in pipelines)
     found: dict[str, Any] = {
         "tasks": sum(row["tasks"] for row in pipelines),
         "open": sum(row["open"] for row in pipelines),
         "held": sum(row["held"] for row in pipelines),
         "dead": sum(row["dead"] for row in pipelines),
         "charges": sum(row["charges"] for row in costs),
+        "runs": runs,
     }
+    found["runs_beyond_the_first"] = max(0, runs - found["tasks"])
     for row in costs:
         found[f"cost_{row['currency']}"] = found.get(f"cost_{row['currency']}", 0.0) + float(row["settled"])
+    if by_period:
+        found["cost_by_period"] = _table([_picked(row, "name", "currency", "settled", "charges") for row in by_period])
     if pipelines:
         found["pipelines"] = _table([_picked(row, "pipeline", "tasks", "open", "held", "dead") for row in pipelines])
     return found

@@ -104,6 +104,7 @@ def collect_op(
                     "collected": "now" if now else "earlier",
                     "sha256": raw.sha256,
                     "bytes": raw.size,
+                    "artifact": f"dagster-idempotent tasks show {pipeline.name}/{task.task_id}",
                 }
             )
             return task.task_id

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -119,3 +120,22 @@ def test_a_link_leads_to_the_code_location_whatever_it_is_called(place: Place, s
     assert link.startswith(starts)
     assert parse_qs(urlsplit(link).query)["config"] == [choice.yaml]
     assert r'task: "a\"b: #c"' in choice.yaml
+
+
+@pytest.mark.parametrize(
+    ("held_for", "label"), [("budget", "there is room in the budget"), ("gate", "approve what the hash stands for")]
+)
+def test_a_task_held_for_a_person_offers_what_lets_it_go_on(
+    held_for: str, label: str, dagster: Dagster, sql: Rows, folder: Path
+) -> None:
+    (folder / "after_payment_blind").touch()
+    failed = dagster.launch("blind", partition=WEEK)
+    sql.execute("SET session_replication_role = replica")
+    sql.execute("UPDATE dagster_idempotent.tasks SET status = 'held', held_for = %s", [held_for])
+    sql.execute("UPDATE dagster_idempotent.pipelines SET gate = %s", ["spend" if held_for == "gate" else "none"])
+    offered = decisions(dagster, dagster.reexecute(failed, "FROM_FAILURE"))
+    assert list(offered) == [label, "end it for good"]
+    decided = follow(dagster, offered[label])
+    assert decided.status is dg.DagsterRunStatus.SUCCESS, dagster.failures(decided)
+    (row,) = sql.execute("SELECT DISTINCT actor, reason FROM dagster_idempotent.audit WHERE actor = 'ada'").fetchall()
+    assert row["reason"] == "ticket 12"

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
-from browser import Browser, open_browser
 from live import Live, live_dagster
 
 from dagster_idempotent.testing.metered_provider import MeteredProvider
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 NEVER_ASK = "mutation { setNuxSeen }"
 HELD, FAILING = "2026-08-03", "2026-08-10"
@@ -26,6 +29,8 @@ def live(folder: Path, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_launch_resolve_re_execute_and_backfill_by_clicks(
     live: Live, folder: Path, tmp_path: Path, metered_provider: MeteredProvider
 ) -> None:
+    from browser import open_browser  # noqa: PLC0415 - selenium loads slowly, and for this test alone
+
     with open_browser(live.url, tmp_path / "profile", tmp_path / "pictures") as browser:
         metered_provider.fault("accept_then_drop")
         held = _launch(browser, HELD)
@@ -50,7 +55,7 @@ def test_launch_resolve_re_execute_and_backfill_by_clicks(
     assert metered_provider.charges == 3
 
 
-def _launch(browser: Browser, partition: str) -> str:
+def _launch(browser: "Browser", partition: str) -> str:
     """Choose a partition in the Launchpad and launch; return the address of the run."""
     browser.open("/locations/live/jobs/blind/playground")
     browser.fill("Partition", partition)
@@ -62,7 +67,7 @@ def _launch(browser: Browser, partition: str) -> str:
     return browser.address
 
 
-def _resolve_by_the_link(browser: Browser) -> None:
+def _resolve_by_the_link(browser: "Browser") -> None:
     """Read on the page of a held run what happened, and follow its link to the operator job."""
     browser.says("is in doubt")
     browser.says("dagster-idempotent explain blind/2026-W32-0")
@@ -84,7 +89,7 @@ def _resolve_by_the_link(browser: Browser) -> None:
     browser.picture("4 resolved")
 
 
-def _re_execute_from_failure(browser: Browser) -> None:
+def _re_execute_from_failure(browser: "Browser") -> None:
     before = browser.address
     browser.click("//button[contains(normalize-space(.), 'Re-execute')]/following::button[1]")
     browser.click("//*[normalize-space(text())='From failure']")
@@ -92,7 +97,7 @@ def _re_execute_from_failure(browser: Browser) -> None:
     browser.arrives("/runs/")
 
 
-def _backfill(browser: Browser, live: Live) -> None:
+def _backfill(browser: "Browser", live: Live) -> None:
     """Backfill both weeks, which are done; then find the runs of one task, whatever launched them."""
     browser.open("/locations/live/jobs/blind/partitions")
     browser.press("Launch backfill")

@@ -168,12 +168,16 @@ def test_a_dead_letter_turns_a_check_red_until_somebody_redrives_or_discards_it(
 
 
 def test_the_ledger_asset_counts_and_carries_the_checks(house: House, metered_provider: MeteredProvider) -> None:
-    assert house.run("weekly_digest", partition=f"acme|{WEEK}")
+    for _ in range(2):
+        assert house.run("weekly_digest", partition=f"acme|{WEEK}")
     assets = [each for each in house.definitions.assets or [] if isinstance(each, dg.AssetsDefinition)]
     (asset,) = [each for each in assets if each.key == dg.AssetKey("idempotency_ledger")]
     result = dg.materialize([asset], instance=house.instance, resources=house.resources)
     (materialization,) = result.asset_materializations_for_node("idempotency_ledger")
     assert materialization.metadata["tasks"].value == metered_provider.charges == 1
+    assert materialization.metadata["runs_beyond_the_first"].value == 1
+    (period,) = materialization.metadata["cost_by_period"].value.records
+    assert (period.data["name"], period.data["currency"]) == ("weekly_digest/2026-W32", "USD")
     checks = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     assert checks == dict.fromkeys(
         [
