@@ -1,11 +1,9 @@
 """`audit`: who decided what, when and why."""
 
-from pathlib import Path
-
 import click
 
-from dagster_idempotent.cli.ledger import opened
-from dagster_idempotent.cli.options import json_option, ledger_options, limit_option, pipeline_option
+from dagster_idempotent.cli.asking import Asked, asking
+from dagster_idempotent.cli.options import limit_option, pipeline_option
 from dagster_idempotent.cli.output import print_rows
 from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.listing import find_task
@@ -15,30 +13,21 @@ COLUMNS = ("at", "actor", "action", "pipeline", "task_id", "reason", "before", "
 
 
 @click.command(cls=Verb)
-@ledger_options
-@json_option
+@asking
 @pipeline_option
 @click.option("--task", metavar="TASK", help="Only this task.")
 @click.option("--by", metavar="NAME", help="Only what this person or program decided.")
 @click.option("--action", metavar="NAME", help="Only this action, such as resolve, discard or prune.")
 @limit_option
 def command(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    pipeline: str | None,
-    task: str | None,
-    by: str | None,
-    action: str | None,
-    limit: int,
+    asked: Asked, *, pipeline: str | None, task: str | None, by: str | None, action: str | None, limit: int
 ) -> None:
     """List who decided what, when and why, the latest first.
 
     Example:
       dagster-idempotent audit --task 2026-W32-0
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         ref = None if task is None else find_task(database, task, pipeline=pipeline)
         rows = database.run(
             lambda c: listing.audit(
@@ -50,4 +39,4 @@ def command(
                 limit=limit,
             )
         )
-        print_rows(rows, COLUMNS, as_json=as_json, nothing="No decision fits.")
+        print_rows(rows, COLUMNS, as_json=asked.as_json, nothing="No decision fits.")

@@ -2,22 +2,16 @@
 
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import BinaryIO
 
 import click
 
-from dagster_idempotent.cli.cancel import cancel
-from dagster_idempotent.cli.decided import tell
-from dagster_idempotent.cli.failures import NeedsOperator, UsersCode
-from dagster_idempotent.cli.ledger import opened
+from dagster_idempotent.cli.asking import Asked, DecidingOnTask, asking, deciding_on_task
+from dagster_idempotent.cli.failures import NeedsOperator, UsersCode, failures_told
 from dagster_idempotent.cli.loading import load_providers
 from dagster_idempotent.cli.options import (
     MONEY,
-    decision_options,
     dry_run_option,
-    json_option,
-    ledger_options,
     limit_option,
     pipeline_option,
     providers_option,
@@ -27,8 +21,7 @@ from dagster_idempotent.cli.output import print_rows, say
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import SubmissionState
-from dagster_idempotent.engine import resolutions
-from dagster_idempotent.engine.decisions import Who
+from dagster_idempotent.engine import remote_jobs, resolutions
 from dagster_idempotent.engine.listing import find_task, unknown_call
 from dagster_idempotent.engine.operator_look_up import look_up
 from dagster_idempotent.engine.reconciliation import AnyProvider
@@ -58,8 +51,7 @@ def command() -> None:
 
 
 @command.command("list")
-@ledger_options
-@json_option
+@asking
 @pipeline_option
 @click.option("--task", metavar="TASK", help="Only the calls of this task.")
 @click.option("--period", metavar="ID", help="Only this period.")
@@ -68,10 +60,8 @@ def command() -> None:
 @click.option("--min-cost", metavar="AMOUNT", help="Only answers that cost at least so much, in any currency.")
 @limit_option
 def list_(
+    asked: Asked,
     *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
     pipeline: str | None,
     task: str | None,
     period: str | None,
@@ -87,7 +77,7 @@ def list_(
       dagster-idempotent calls list --period 2026-W32 --min-cost 0.50
     """
     least = None if min_cost is None else _amount(min_cost)
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         ref = None if task is None else find_task(database, task, pipeline=pipeline)
         rows = database.run(
             lambda c: listing.calls(
@@ -101,45 +91,35 @@ def list_(
                 limit=limit,
             )
         )
-        print_rows(rows, COLUMNS, as_json=as_json, nothing="No call fits.")
+        print_rows(rows, COLUMNS, as_json=asked.as_json, nothing="No call fits.")
 
 
 @command.command()
-@ledger_options
-@json_option
+@asking
 @task_argument
 @click.argument("call", metavar="CALL")
-def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None, call: str) -> None:
+def show(asked: Asked, *, task: str, pipeline: str | None, call: str) -> None:
     """Show every submission of one call, with its key at the provider.
 
     Example:
       dagster-idempotent calls show 2026-W32-0 summary
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         ref = find_task(database, task, pipeline=pipeline)
         rows = database.run(lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id, call_key=call))
         if not rows:
             raise unknown_call(database, ref, call)
-        print_rows(rows, SHOW_COLUMNS, as_json=as_json, nothing="")
+        print_rows(rows, SHOW_COLUMNS, as_json=asked.as_json, nothing="")
 
 
 @command.command()
-@ledger_options
-@json_option
+@asking
 @dry_run_option
 @task_argument
 @click.argument("call", metavar="[CALL]", required=False)
 @providers_option(required=True)
 def reconcile(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-    call: str | None,
-    providers: str,
+    asked: Asked, *, dry_run: bool, task: str, pipeline: str | None, call: str | None, providers: str
 ) -> None:
     """Ask the provider about calls in doubt, and write what its answer proves. Nothing is sent.
 
@@ -148,15 +128,15 @@ def reconcile(
     Example:
       dagster-idempotent calls reconcile 2026-W32-0 -m my_project.definitions:defs
     """
-    asked: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
-    with opened(url, folder) as database:
+    adapters: Sequence[AnyProvider] = [] if dry_run else load_providers(providers)
+    with asked.opened() as database:
         ref = find_task(database, task, pipeline=pipeline)
         with UsersCode("The provider's adapter"):
-            found = look_up(database, ref, call, asked, dry_run=dry_run)
+            found = look_up(database, ref, call, adapters, dry_run=dry_run)
         print_rows(
             [{"call_key": each.call_key, "provider": each.provider, "settled": each.settled} for each in found],
             ("call_key", "provider", "settled"),
-            as_json=as_json,
+            as_json=asked.as_json,
             nothing="Nothing is in doubt.",
         )
         if dry_run:
@@ -170,10 +150,7 @@ def reconcile(
 
 
 @command.command()
-@ledger_options
-@json_option
-@decision_options
-@task_argument
+@deciding_on_task
 @click.argument("call", metavar="CALL")
 @click.option("--as", "proof", type=click.Choice([str(proof) for proof in Proof]), required=True, help="What it was.")
 @click.option("--evidence", required=True, metavar="TEXT", help="What shows it: a ticket, an invoice line, a log.")
@@ -185,15 +162,8 @@ def reconcile(
 @click.option("--remote-ref", metavar="TEXT", help="The provider's own reference of the request.")
 @click.option("--cost", type=MONEY, help='What it cost, such as "0.02 USD".')
 def resolve(
+    decision: DecidingOnTask,
     *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
     call: str,
     proof: str,
     evidence: str,
@@ -210,7 +180,7 @@ def resolve(
       dagster-idempotent calls resolve 2026-W32-0 summary --as not_sent --evidence "no. 812" --actor ada --reason bill
       dagster-idempotent calls resolve 2026-W32-0 summary --as succeeded --answer a.json --evidence req_9
     """
-    with opened(url, folder) as database:
+    with failures_told():
         found = Evidence(
             proof=Proof(proof),
             told=evidence,
@@ -218,29 +188,13 @@ def resolve(
             remote_ref=remote_ref,
             cost=cost,
         )
-        ref = find_task(database, task, pipeline=pipeline)
-        who = Who(actor=actor, reason=reason)
-        tell(resolutions.resolve(database, ref, call, found, who=who, dry_run=dry_run), as_json=as_json)
+    decision.decide(resolutions.resolve, call, found)
 
 
 @command.command()
-@ledger_options
-@json_option
-@decision_options
-@task_argument
+@deciding_on_task
 @click.argument("call", metavar="CALL")
-def abandon(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-    call: str,
-) -> None:
+def abandon(decision: DecidingOnTask, *, call: str) -> None:
     """Give up on the answer of a call in doubt.
 
     It counts as paid, at what was reserved for it. Later runs of the task stop at this call. An answer that still
@@ -249,17 +203,11 @@ def abandon(
     Example:
       dagster-idempotent calls abandon 2026-W32-0 summary --actor ada --reason "the provider cannot tell"
     """
-    with opened(url, folder) as database:
-        ref = find_task(database, task, pipeline=pipeline)
-        who = Who(actor=actor, reason=reason)
-        tell(resolutions.abandon(database, ref, call, who=who, dry_run=dry_run), as_json=as_json)
+    decision.decide(resolutions.abandon, call)
 
 
 @command.command()
-@ledger_options
-@json_option
-@decision_options
-@task_argument
+@deciding_on_task
 @click.argument("call", metavar="CALL")
 @click.option(
     "--may-charge-twice",
@@ -267,20 +215,7 @@ def abandon(
     help="Say that you know: the first request may have been accepted, and this one may be charged on top.",
 )
 @click.option("--amount", type=MONEY, help="What the second charge may come to.  [default: what was reserved]")
-def resend(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-    call: str,
-    may_charge_twice: bool,
-    amount: Money | None,
-) -> None:
+def resend(decision: DecidingOnTask, *, call: str, may_charge_twice: bool, amount: Money | None) -> None:
     """Allow a call in doubt, or an abandoned one, to be sent again. THIS MAY CHARGE TWICE.
 
     The old submission is abandoned; the next run of the task makes a new one. `costs` counts it apart.
@@ -293,14 +228,24 @@ def resend(
             f"Call {call!r} may have been accepted already, and sending it again may charge twice. If that is what "
             "you decide, add --may-charge-twice."
         )
-    with opened(url, folder) as database:
-        ref = find_task(database, task, pipeline=pipeline)
-        who = Who(actor=actor, reason=reason)
-        decision = resolutions.resend(database, ref, call, amount=amount, who=who, dry_run=dry_run)
-        tell(decision, as_json=as_json)
+    decision.decide(resolutions.resend, call, amount=amount)
 
 
-command.add_command(cancel)
+@command.command()
+@deciding_on_task
+@click.argument("call", metavar="CALL")
+@providers_option(required=True)
+def cancel(decision: DecidingOnTask, *, call: str, providers: str) -> None:
+    """Ask the provider to stop a remote job. What the provider says decides.
+
+    What the job cost stays booked. The next run of the task submits a new job; discard the task if it must not.
+
+    Example:
+      dagster-idempotent calls cancel 2026-W32-0 shot-03 -m my_project.definitions:defs --actor ada --reason "wrong cut"
+    """
+    asked = list(load_providers(providers))
+    with UsersCode("The provider's adapter"):
+        decision.decide(remote_jobs.cancel, call, asked)
 
 
 def _amount(text: str) -> Decimal:

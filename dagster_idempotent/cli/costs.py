@@ -1,11 +1,9 @@
 """`costs`: what was paid."""
 
-from pathlib import Path
-
 import click
 
-from dagster_idempotent.cli.ledger import opened
-from dagster_idempotent.cli.options import json_option, ledger_options, pipeline_option
+from dagster_idempotent.cli.asking import Asked, asking
+from dagster_idempotent.cli.options import pipeline_option
 from dagster_idempotent.cli.output import print_csv, print_rows, say
 from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.store import listing
@@ -14,8 +12,7 @@ COLUMNS = ("name", "currency", "settled", "reserved", "adjusted", "resent", "cha
 
 
 @click.command(cls=Verb)
-@ledger_options
-@json_option
+@asking
 @pipeline_option
 @click.option("--period", metavar="ID", help="Only this period.")
 @click.option(
@@ -26,16 +23,7 @@ COLUMNS = ("name", "currency", "settled", "reserved", "adjusted", "resent", "cha
     help="Total by this.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-def command(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    pipeline: str | None,
-    period: str | None,
-    by: str,
-    as_csv: bool,
-) -> None:
+def command(asked: Asked, *, pipeline: str | None, period: str | None, by: str, as_csv: bool) -> None:
     """Total what was paid, exactly, by currency.
 
     `settled` is what was booked, adjustments included; `reserved` what calls under way or in doubt may still cost;
@@ -44,14 +32,14 @@ def command(
     Example:
       dagster-idempotent costs --by task --period 2026-W32 --csv
     """
-    if as_csv and as_json:
+    if as_csv and asked.as_json:
         raise click.UsageError("--csv and --json name two forms. Give one of them.")
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         rows = database.run(lambda c: listing.costs(c, by=by, pipeline=pipeline, period=period))
         if as_csv:
             print_csv(rows, COLUMNS)
         else:
-            print_rows(rows, COLUMNS, as_json=as_json, nothing="Nothing was booked.")
+            print_rows(rows, COLUMNS, as_json=asked.as_json, nothing="Nothing was booked.")
         unknown = database.run(lambda c: listing.unpriced(c, pipeline=pipeline, period=period))
         if unknown:
             say(f"{unknown} paid answer(s) have no known cost and are not in these totals.")

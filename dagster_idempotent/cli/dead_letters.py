@@ -1,16 +1,10 @@
 """`dead-letters`: tasks out of attempts."""
 
-from pathlib import Path
-
 import click
 
-from dagster_idempotent.cli.decided import tell
+from dagster_idempotent.cli.asking import Asked, DecidingOnTask, asking, deciding_on_task
 from dagster_idempotent.cli.failures import Failure
-from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.options import (
-    decision_options,
-    json_option,
-    ledger_options,
     limit_option,
     pipeline_option,
     task_argument,
@@ -18,7 +12,6 @@ from dagster_idempotent.cli.options import (
 from dagster_idempotent.cli.output import print_facts, print_rows
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.engine import dead_letters
-from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
 from dagster_idempotent.store import listing
 
@@ -32,32 +25,30 @@ def command() -> None:
 
 
 @command.command("list")
-@ledger_options
-@json_option
+@asking
 @pipeline_option
 @limit_option
-def list_(*, url: str | None, folder: Path | None, as_json: bool, pipeline: str | None, limit: int) -> None:
+def list_(asked: Asked, *, pipeline: str | None, limit: int) -> None:
     """List dead letters with their last error.
 
     Example:
       dagster-idempotent dead-letters list
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         rows = database.run(lambda c: listing.tasks(c, pipeline=pipeline, status="dead", limit=limit))
-        print_rows(rows, COLUMNS, as_json=as_json, nothing="There are no dead letters.")
+        print_rows(rows, COLUMNS, as_json=asked.as_json, nothing="There are no dead letters.")
 
 
 @command.command()
-@ledger_options
-@json_option
+@asking
 @task_argument
-def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None) -> None:
+def show(asked: Asked, *, task: str, pipeline: str | None) -> None:
     """Show one dead letter: error, attempts, last owner, artifacts, paid calls.
 
     Example:
       dagster-idempotent dead-letters show 2026-W32-0
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         ref = find_task(database, task, pipeline=pipeline)
         facts = database.run(lambda c: listing.task(c, ref)) or {}
         if facts.get("status") != "dead":
@@ -71,25 +62,12 @@ def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipe
         ]
         artifacts = database.run(lambda c: listing.artifacts(c, ref))
         stored = [{"name": row["name"], "size": row["size"], "sha256": row["sha256"]} for row in artifacts]
-        print_facts({**shown, "artifacts": stored, "paid": paid, "submissions": len(calls)}, as_json=as_json)
+        print_facts({**shown, "artifacts": stored, "paid": paid, "submissions": len(calls)}, as_json=asked.as_json)
 
 
 @command.command()
-@ledger_options
-@json_option
-@decision_options
-@task_argument
-def redrive(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-) -> None:
+@deciding_on_task
+def redrive(decision: DecidingOnTask) -> None:
     """Make a dead task pending again, its attempts counted from nought.
 
     Paid answers are replayed, so that only what has no answer is paid for.
@@ -97,28 +75,12 @@ def redrive(
     Example:
       dagster-idempotent dead-letters redrive 2026-W32-0 --actor ada --reason "the prompt is mended"
     """
-    with opened(url, folder) as database:
-        ref = find_task(database, task, pipeline=pipeline)
-        who = Who(actor=actor, reason=reason)
-        tell(dead_letters.redrive(database, ref, who=who, dry_run=dry_run), as_json=as_json)
+    decision.decide(dead_letters.redrive)
 
 
 @command.command()
-@ledger_options
-@json_option
-@decision_options
-@task_argument
-def discard(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-) -> None:
+@deciding_on_task
+def discard(decision: DecidingOnTask) -> None:
     """End a dead or held task for good.
 
     Refused while the outcome of one of its calls is not known: a discard would hide a charge.
@@ -126,7 +88,4 @@ def discard(
     Example:
       dagster-idempotent dead-letters discard 2026-W32-0 --actor ada --reason "the customer left"
     """
-    with opened(url, folder) as database:
-        ref = find_task(database, task, pipeline=pipeline)
-        who = Who(actor=actor, reason=reason)
-        tell(dead_letters.discard(database, ref, who=who, dry_run=dry_run), as_json=as_json)
+    decision.decide(dead_letters.discard)

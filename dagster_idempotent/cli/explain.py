@@ -1,12 +1,10 @@
 """`explain`: who holds what and why, and what is safe to do next."""
 
-from pathlib import Path
-
 import click
 
+from dagster_idempotent.cli.asking import Asked, asking
 from dagster_idempotent.cli.failures import NEEDS_OPERATOR
-from dagster_idempotent.cli.ledger import opened
-from dagster_idempotent.cli.options import json_option, ledger_options, providers_option
+from dagster_idempotent.cli.options import providers_option
 from dagster_idempotent.cli.output import print_json, text_of
 from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.explain import Explanation, explain
@@ -15,24 +13,13 @@ from dagster_idempotent.engine.next_step import PROVIDERS
 
 
 @click.command(cls=Verb)
-@ledger_options
-@json_option
+@asking
 @click.argument("key_or_task", metavar="KEY_OR_TASK")
 @click.option("--pipeline", metavar="NAME", help="Pipeline of the task, where its id fits several.")
 @providers_option(
     required=False, help="Who can be asked about paid calls; written into the commands that ask them. Not loaded here."
 )
-@click.pass_context
-def command(
-    ctx: click.Context,
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    key_or_task: str,
-    pipeline: str | None,
-    providers: str | None,
-) -> None:
+def command(asked: Asked, *, key_or_task: str, pipeline: str | None, providers: str | None) -> None:
     """Say who holds a task, since when, on which evidence, what running it again would do and cost, and what is safe.
 
     KEY_OR_TASK is a task id, PIPELINE/TASK_ID, an allocation key, a run id, a Dagster run id, an idempotency key or a
@@ -42,14 +29,14 @@ def command(
       dagster-idempotent explain 2026-W32-0
       dagster-idempotent explain weekly_digest/2026-08-03T00:00:00Z/subject=acme
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         found = explain(database, find_task(database, key_or_task, pipeline=pipeline), providers=providers or PROVIDERS)
-    if as_json:
+    if asked.as_json:
         print_json(_document(found))
     else:
         _print(found)
     if found.needs_operator:
-        ctx.exit(NEEDS_OPERATOR)
+        click.get_current_context().exit(NEEDS_OPERATOR)
 
 
 def _document(found: Explanation) -> dict[str, object]:

@@ -1,19 +1,14 @@
 """`outbox`: messages that announce results."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import click
 
-from dagster_idempotent.cli.decided import tell
+from dagster_idempotent.cli.asking import Asked, DecidingOnTask, asking, deciding_on_task
 from dagster_idempotent.cli.failures import NeedsOperator, UsersCode
-from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.loading import load_channels
 from dagster_idempotent.cli.options import (
-    decision_options,
     dry_run_option,
-    json_option,
-    ledger_options,
     limit_option,
     pipeline_option,
     task_argument,
@@ -22,7 +17,6 @@ from dagster_idempotent.cli.output import print_rows, say
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.outbox import MessageState
 from dagster_idempotent.engine import messages, relay
-from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import find_task
 from dagster_idempotent.engine.messages import Found
 from dagster_idempotent.engine.relay import Channel
@@ -37,30 +31,21 @@ def command() -> None:
 
 
 @command.command("list")
-@ledger_options
-@json_option
+@asking
 @pipeline_option
 @click.option("--task", metavar="TASK", help="Only the messages of this task.")
 @click.option("--state", type=click.Choice([str(state) for state in MessageState]), help="Only this state.")
 @click.option("--all", "everything", is_flag=True, help="Delivered ones too.")
 @limit_option
 def list_(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    pipeline: str | None,
-    task: str | None,
-    state: str | None,
-    everything: bool,
-    limit: int,
+    asked: Asked, *, pipeline: str | None, task: str | None, state: str | None, everything: bool, limit: int
 ) -> None:
     """List messages that are not delivered yet.
 
     Example:
       dagster-idempotent outbox list --state in_doubt
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         ref = None if task is None else find_task(database, task, pipeline=pipeline)
         rows = database.run(
             lambda c: listing.messages(
@@ -72,12 +57,11 @@ def list_(
                 limit=limit,
             )
         )
-        print_rows(rows, COLUMNS, as_json=as_json, nothing="No message fits.")
+        print_rows(rows, COLUMNS, as_json=asked.as_json, nothing="No message fits.")
 
 
 @command.command()
-@ledger_options
-@json_option
+@asking
 @dry_run_option
 @task_argument
 @click.option(
@@ -87,16 +71,7 @@ def list_(
     metavar="MODULE:ATTRIBUTE",
     help="A mapping of channel names to channels, as given to `deliver`.",
 )
-def deliver(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-    channels: str,
-) -> None:
+def deliver(asked: Asked, *, dry_run: bool, task: str, pipeline: str | None, channels: str) -> None:
     """Deliver what is ready of one task, now, from this machine.
 
     Exit code 3 says that a message is in doubt or dead, and somebody has to look.
@@ -105,7 +80,7 @@ def deliver(
       dagster-idempotent outbox deliver 2026-W32-0 -m my_project.delivery:channels
     """
     given: Mapping[str, Channel] = {} if dry_run else load_channels(channels)
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         ref = find_task(database, task, pipeline=pipeline)
         now: set[str] = set()
         if not dry_run:
@@ -114,7 +89,7 @@ def deliver(
             now = {each.message.channel for each in done if each.delivered_now}
         rows = database.run(lambda c: listing.messages(c, pipeline=ref.pipeline, task_id=ref.task_id, delivered=True))
         shown = [{**row, "delivered_now": row["channel"] in now} for row in rows]
-        print_rows(shown, (*COLUMNS, "delivered_now"), as_json=as_json, nothing="The task has no messages.")
+        print_rows(shown, (*COLUMNS, "delivered_now"), as_json=asked.as_json, nothing="The task has no messages.")
         if dry_run:
             say("Dry run: nothing was delivered.")
         stuck = [row["channel"] for row in rows if row["state"] in ("in_doubt", "dead")]
@@ -123,10 +98,7 @@ def deliver(
 
 
 @command.command()
-@ledger_options
-@json_option
-@decision_options
-@task_argument
+@deciding_on_task
 @click.argument("channel", metavar="CHANNEL")
 @click.option(
     "--as",
@@ -136,27 +108,10 @@ def deliver(
     help="What you found; not_delivered makes it go again.",
 )
 @click.option("--evidence", required=True, metavar="TEXT", help="What shows it.")
-def resolve(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-    channel: str,
-    found: str,
-    evidence: str,
-) -> None:
+def resolve(decision: DecidingOnTask, *, channel: str, found: str, evidence: str) -> None:
     """Settle a message in doubt, or make a dead one ready again.
 
     Example:
       dagster-idempotent outbox resolve 2026-W32-0 email --as delivered --evidence "no. 812" --actor ada --reason bill
     """
-    with opened(url, folder) as database:
-        ref = find_task(database, task, pipeline=pipeline)
-        who = Who(actor=actor, reason=reason)
-        decision = messages.resolve(database, ref, channel, Found(found), evidence=evidence, who=who, dry_run=dry_run)
-        tell(decision, as_json=as_json)
+    decision.decide(messages.resolve, channel, Found(found), evidence=evidence)

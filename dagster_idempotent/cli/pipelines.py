@@ -1,16 +1,11 @@
 """`pipelines`: list them, freeze and unfreeze their paid calls."""
 
-from pathlib import Path
-
 import click
 
-from dagster_idempotent.cli.decided import tell
-from dagster_idempotent.cli.ledger import opened
-from dagster_idempotent.cli.options import decision_options, json_option, ledger_options
+from dagster_idempotent.cli.asking import Asked, Deciding, asking, deciding
 from dagster_idempotent.cli.output import print_rows
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.engine import freezing
-from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.store import listing
 
 COLUMNS = ("pipeline", "period_kind", "timezone", "gate", "tasks", "open", "held", "dead", "frozen_reason")
@@ -22,27 +17,22 @@ def command() -> None:
 
 
 @command.command("list")
-@ledger_options
-@json_option
-def list_(*, url: str | None, folder: Path | None, as_json: bool) -> None:
+@asking
+def list_(asked: Asked) -> None:
     """List pipelines with the numbers of their open, held and dead tasks.
 
     Example:
       dagster-idempotent pipelines list --json
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         rows = database.run(listing.pipelines)
-        print_rows(rows, COLUMNS, as_json=as_json, nothing="No pipeline has been registered yet.")
+        print_rows(rows, COLUMNS, as_json=asked.as_json, nothing="No pipeline has been registered yet.")
 
 
 @command.command()
 @click.argument("pipeline")
-@ledger_options
-@json_option
-@decision_options
-def freeze(
-    *, url: str | None, folder: Path | None, as_json: bool, actor: str, reason: str, dry_run: bool, pipeline: str
-) -> None:
+@deciding
+def freeze(decision: Deciding, *, pipeline: str) -> None:
     """Stop every new paid call of a pipeline, from the next intent on.
 
     Calls that are under way finish and keep their answers. Freeze after a failover to an asynchronous standby, until
@@ -51,24 +41,16 @@ def freeze(
     Example:
       dagster-idempotent pipelines freeze weekly_digest --actor ada --reason "failover at 03:10"
     """
-    with opened(url, folder) as database:
-        who = Who(actor=actor, reason=reason)
-        tell(freezing.freeze(database, pipeline, who=who, dry_run=dry_run), as_json=as_json)
+    decision.decide(freezing.freeze, pipeline)
 
 
 @command.command()
 @click.argument("pipeline")
-@ledger_options
-@json_option
-@decision_options
-def unfreeze(
-    *, url: str | None, folder: Path | None, as_json: bool, actor: str, reason: str, dry_run: bool, pipeline: str
-) -> None:
+@deciding
+def unfreeze(decision: Deciding, *, pipeline: str) -> None:
     """Let the paid calls of a pipeline start again.
 
     Example:
       dagster-idempotent pipelines unfreeze weekly_digest --actor ada --reason "compared with the invoice"
     """
-    with opened(url, folder) as database:
-        who = Who(actor=actor, reason=reason)
-        tell(freezing.unfreeze(database, pipeline, who=who, dry_run=dry_run), as_json=as_json)
+    decision.decide(freezing.unfreeze, pipeline)

@@ -1,25 +1,21 @@
 """`prune`: retention."""
 
 from datetime import timedelta
-from pathlib import Path
 
 import click
 
-from dagster_idempotent.cli.ledger import opened
-from dagster_idempotent.cli.options import DURATION, decision_options, json_option, ledger_options, pipeline_option
+from dagster_idempotent.cli.asking import Deciding, deciding
+from dagster_idempotent.cli.options import DURATION, pipeline_option
 from dagster_idempotent.cli.output import print_rows, say
 from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine import retention
-from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.retention import MAX_BATCH, Pruned
 
 COLUMNS = ("pipeline", "tasks", "bodies", "bytes", "skipped")
 
 
 @click.command(cls=Verb)
-@ledger_options
-@json_option
-@decision_options
+@deciding
 @pipeline_option
 @click.option("--older-than", type=DURATION, required=True, help="Only tasks that ended longer ago, such as 90d.")
 @click.option(
@@ -29,18 +25,7 @@ COLUMNS = ("pipeline", "tasks", "bodies", "bytes", "skipped")
     show_default=True,
     help="Tasks of one transaction.",
 )
-def command(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    pipeline: str | None,
-    older_than: timedelta,
-    batch: int,
-) -> None:
+def command(decision: Deciding, *, pipeline: str | None, older_than: timedelta, batch: int) -> None:
     """Drop the payloads of completed and discarded tasks; keys, hashes, costs and decisions stay for ever.
 
     Tasks with a call whose outcome is not known, or with an undelivered message, are skipped. It may be stopped and
@@ -53,14 +38,14 @@ def command(
     def progress(so_far: Pruned) -> None:
         say(f"{so_far.pipeline}: {so_far.tasks} tasks, {so_far.bytes} bytes")
 
-    with opened(url, folder) as database:
+    with decision.opened() as database:
         found = retention.prune(
             database,
             older_than=older_than,
             pipeline=pipeline,
             batch=batch,
-            who=Who(actor=actor, reason=reason),
-            dry_run=dry_run,
+            who=decision.who,
+            dry_run=decision.dry_run,
             progress=progress,
         )
         rows = [
@@ -70,10 +55,10 @@ def command(
                 "bodies": each.bodies,
                 "bytes": each.bytes,
                 "skipped": each.skipped,
-                "dry_run": dry_run,
+                "dry_run": decision.dry_run,
             }
             for each in found
         ]
-        print_rows(rows, COLUMNS, as_json=as_json, nothing="No pipeline has been registered yet.")
-        if dry_run:
+        print_rows(rows, COLUMNS, as_json=decision.as_json, nothing="No pipeline has been registered yet.")
+        if decision.dry_run:
             say("Dry run: nothing was changed.")

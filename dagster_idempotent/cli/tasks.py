@@ -1,15 +1,9 @@
 """`tasks`: list and show tasks, release a lease."""
 
-from pathlib import Path
-
 import click
 
-from dagster_idempotent.cli.decided import tell
-from dagster_idempotent.cli.ledger import opened
+from dagster_idempotent.cli.asking import Asked, DecidingOnTask, asking, deciding_on_task
 from dagster_idempotent.cli.options import (
-    decision_options,
-    json_option,
-    ledger_options,
     limit_option,
     pipeline_option,
     task_argument,
@@ -18,7 +12,6 @@ from dagster_idempotent.cli.output import print_facts, print_json, print_rows
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.task import TaskStatus
 from dagster_idempotent.engine import dead_letters
-from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.listing import check_pipeline, find_task
 from dagster_idempotent.store import listing
 
@@ -34,43 +27,33 @@ def command() -> None:
 
 
 @command.command("list")
-@ledger_options
-@json_option
+@asking
 @pipeline_option
 @click.option("--period", metavar="ID", help="Only this period, such as 2026-W32.")
 @click.option("--subject", metavar="TEXT", help="Only this subject (tenant, account).")
 @click.option("--status", type=click.Choice([str(status) for status in TaskStatus]), help="Only this status.")
 @limit_option
 def list_(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    pipeline: str | None,
-    period: str | None,
-    subject: str | None,
-    status: str | None,
-    limit: int,
+    asked: Asked, *, pipeline: str | None, period: str | None, subject: str | None, status: str | None, limit: int
 ) -> None:
     """List tasks, the newest periods first.
 
     Example:
       dagster-idempotent tasks list --status held
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         if pipeline is not None:
             check_pipeline(database, pipeline)
         rows = database.run(
             lambda c: listing.tasks(c, pipeline=pipeline, period=period, subject=subject, status=status, limit=limit)
         )
-        print_rows(rows, COLUMNS, as_json=as_json, nothing="No task fits.")
+        print_rows(rows, COLUMNS, as_json=asked.as_json, nothing="No task fits.")
 
 
 @command.command()
-@ledger_options
-@json_option
+@asking
 @task_argument
-def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipeline: str | None) -> None:
+def show(asked: Asked, *, task: str, pipeline: str | None) -> None:
     """Show one task with its artifacts, calls and messages.
 
     TASK is a task id, PIPELINE/TASK_ID, an allocation key, a run id, a Dagster run id, an idempotency key or a
@@ -79,7 +62,7 @@ def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipe
     Example:
       dagster-idempotent tasks show weekly_digest/2026-W32-0
     """
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         ref = find_task(database, task, pipeline=pipeline)
         facts = dict(database.run(lambda c: listing.task(c, ref)) or {})
         facts.pop("now", None)
@@ -88,7 +71,7 @@ def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipe
         messages = database.run(
             lambda c: listing.messages(c, pipeline=ref.pipeline, task_id=ref.task_id, delivered=True)
         )
-        if as_json:
+        if asked.as_json:
             print_json({**facts, "artifacts": artifacts, "calls": calls, "messages": messages})
             return
         print_facts({name: value for name, value in facts.items() if value is not None}, as_json=False)
@@ -103,21 +86,8 @@ def show(*, url: str | None, folder: Path | None, as_json: bool, task: str, pipe
 
 
 @command.command()
-@ledger_options
-@json_option
-@decision_options
-@task_argument
-def release(
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    actor: str,
-    reason: str,
-    dry_run: bool,
-    task: str,
-    pipeline: str | None,
-) -> None:
+@deciding_on_task
+def release(decision: DecidingOnTask) -> None:
     """Take the lease from a run that will not come back.
 
     The task becomes pending. Whatever the old run still writes is refused; a paid answer that it still receives is
@@ -126,7 +96,4 @@ def release(
     Example:
       dagster-idempotent tasks release 2026-W32-0 --actor ada --reason "its node is gone"
     """
-    with opened(url, folder) as database:
-        ref = find_task(database, task, pipeline=pipeline)
-        who = Who(actor=actor, reason=reason)
-        tell(dead_letters.release_lease(database, ref, who=who, dry_run=dry_run), as_json=as_json)
+    decision.decide(dead_letters.release_lease)

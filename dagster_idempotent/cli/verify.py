@@ -1,14 +1,13 @@
 """`verify`: the whole ledger against its own rules."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
+from dagster_idempotent.cli.asking import Asked, asking
 from dagster_idempotent.cli.failures import FAILED, NeedsOperator, UsersCode
-from dagster_idempotent.cli.ledger import opened
 from dagster_idempotent.cli.loading import load_providers
-from dagster_idempotent.cli.options import json_option, ledger_options, pipeline_option, providers_option
+from dagster_idempotent.cli.options import pipeline_option, providers_option
 from dagster_idempotent.cli.output import print_json, print_rows, say, text_of
 from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.listing import check_pipeline
@@ -17,8 +16,7 @@ from dagster_idempotent.engine.verify import Finding, verify
 
 
 @click.command(cls=Verb)
-@ledger_options
-@json_option
+@asking
 @pipeline_option
 @click.option(
     "--against-provider",
@@ -26,17 +24,7 @@ from dagster_idempotent.engine.verify import Finding, verify
     help="Also ask the providers about every call, and compare references and costs; needs --providers.",
 )
 @providers_option(required=False, help="Whom --against-provider asks: Dagster definitions, a provider, or a list.")
-@click.pass_context
-def command(
-    ctx: click.Context,
-    *,
-    url: str | None,
-    folder: Path | None,
-    as_json: bool,
-    pipeline: str | None,
-    against_provider: bool,
-    providers: str | None,
-) -> None:
+def command(asked: Asked, *, pipeline: str | None, against_provider: bool, providers: str | None) -> None:
     """Check the whole ledger against its own rules, in one read-only snapshot.
 
     Recomputes hashes, keys, states, bookings and budget counters, and counts what there is; run it before and after
@@ -53,18 +41,18 @@ def command(
     """
     if against_provider and providers is None:
         raise click.UsageError("--against-provider asks providers: name them by --providers MODULE:ATTRIBUTE.")
-    asked = load_providers(providers) if against_provider and providers is not None else None
+    adapters = load_providers(providers) if against_provider and providers is not None else None
     compared = Comparison()
-    with opened(url, folder) as database:
+    with asked.opened() as database:
         if pipeline is not None:
             check_pipeline(database, pipeline)
         found = verify(database, progress=say)
-        if asked is not None:
+        if adapters is not None:
             with UsersCode("The provider's adapter"):
-                compared = compare(database, asked, pipeline=pipeline, progress=say)
+                compared = compare(database, adapters, pipeline=pipeline, progress=say)
     findings, notices = _rows([*found.findings, *compared.findings]), _rows([*found.notices, *compared.notices])
-    totals = dict(found.totals) | ({} if asked is None else {"look_ups": compared.asked})
-    if as_json:
+    totals = dict(found.totals) | ({} if adapters is None else {"look_ups": compared.asked})
+    if asked.as_json:
         document = {
             "sound": not findings,
             "rules": found.rules,
@@ -81,7 +69,7 @@ def command(
                 print_rows(rows, ("rule", "subject", "found"), as_json=False, nothing="")
     say(f"{found.rules} rules checked, {len(findings)} contradiction(s), {len(notices)} notice(s).")
     if findings:
-        ctx.exit(FAILED)
+        click.get_current_context().exit(FAILED)
     if compared.unanswered:
         raise NeedsOperator(
             f"{compared.unanswered} of {compared.asked} look-ups brought no answer: those calls were not compared. Run "

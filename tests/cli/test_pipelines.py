@@ -29,7 +29,9 @@ def test_a_frozen_pipeline_pays_for_nothing_until_it_is_unfrozen(cli: Run, world
     assert world.metered.charges == 0
     explained = cli("explain", task_id, "--json")
     assert explained.code == 3
-    assert explained.json()["next"][0]["command"].startswith("dagster-idempotent pipelines unfreeze weekly_digest")
+    steps = [step["command"] for step in explained.json()["next"]]
+    assert steps[0].startswith("dagster-idempotent verify --against-provider")
+    assert steps[1].startswith("dagster-idempotent pipelines unfreeze weekly_digest")
     assert cli("pipelines", "unfreeze", "weekly_digest", *WHO).code == 0
     assert world.run(task_id) == "completed"
     assert world.metered.charges == 1
