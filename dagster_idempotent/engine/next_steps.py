@@ -66,7 +66,7 @@ def _doubtful(facts: Facts, row: Row) -> list[NextStep]:
         steps.append(NextStep(when="first: the provider can be asked; nothing is sent", command=command))
     if row["lookup"] == "fuzzy":
         command = f"dagster-idempotent calls reconcile {call} -m MODULE:ATTRIBUTE"
-        steps.append(NextStep(when="first: the provider shows candidates; it settles nothing", command=command))
+        steps.append(NextStep(when="first: the provider shows possible matches; it settles nothing", command=command))
     resolve = f"dagster-idempotent calls resolve {call}"
     steps.append(
         NextStep(
