@@ -11,8 +11,8 @@ from typing import Generic, TypeVar, cast
 from dagster_idempotent.domain.submission import CallKey, check_call_key
 from dagster_idempotent.domain.task import HeldFor
 from dagster_idempotent.engine.call_keys import call_key
-from dagster_idempotent.engine.map_errors import is_held, unfinished
-from dagster_idempotent.engine.work import Work, current_work, holds_deferred
+from dagster_idempotent.engine.map_errors import unfinished
+from dagster_idempotent.engine.work import Deferred, Work, current_work, holds_deferred
 from dagster_idempotent.errors import (
     BudgetExceeded,
     CallError,
@@ -88,7 +88,7 @@ def run_calls(
             f"concurrency is {concurrency!r}, expected a whole number of at least 1.", field="concurrency"
         )
     crew = _Crew(work, items, ask)
-    token = holds_deferred.set(True)
+    token = holds_deferred.set(crew.deferred)
     try:
         # Daemons: an answer that takes minutes must not keep an interrupted process from ending.
         threads = [
@@ -124,6 +124,8 @@ class _Crew(Generic[Item, Result]):
         self._stopped = False
         self._stopped_by: BaseException | None = None
         self._results_before = len(work.results)
+        # Holds that the guard asked for; also where the caller's function went on without the answer.
+        self.deferred: Deferred = []
 
     def __enter__(self) -> None:
         """Start the part that an interrupt may end."""
@@ -172,11 +174,14 @@ class _Crew(Generic[Item, Result]):
                 self._work.hold(getattr(stop, "held_for", None) or HeldFor.GATE, stop.message)
             stop.add_note(self._count())
             raise stop
+        doubts = [reason for held_for, reason in self.deferred if held_for is HeldFor.IN_DOUBT]
         if stop is None and not self._failed and self._next == len(self._items):
+            if doubts:
+                self._work.hold(HeldFor.IN_DOUBT, doubts[0])
             return cast("list[Result]", self._results)
         errors = {self._items[number][0]: error for number, error in sorted(self._failed.items())}
         error = unfinished(self._work.task.task_id, errors, stop, answered=self._answered, total=len(self._items))
-        if any(is_held(each) for each in errors.values()):
+        if doubts:
             self._work.hold(HeldFor.IN_DOUBT, error.message)
         elif stop is not None:
             self._work.hold(HeldFor.BUDGET, error.message)

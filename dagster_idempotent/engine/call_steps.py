@@ -40,7 +40,7 @@ def _where(row: Row) -> str:
 def _asked(facts: Facts, row: Row, providers: str) -> list[NextStep]:
     whens = {
         "exact": "first: the provider can be asked; nothing is sent",
-        "fuzzy": "first: the provider shows candidates; it settles nothing",
+        "fuzzy": "first: the provider shows possible matches; it settles nothing",
     }
     if row["lookup"] not in whens:
         return []

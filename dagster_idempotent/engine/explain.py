@@ -112,7 +112,7 @@ def _evidence(facts: Facts) -> list[str]:
 
 def _sighting_line(row: Row) -> str:
     call = f"call {row['call_key']}, submission {row['submission']}"
-    if row["kind"] == "candidate":
+    if row["kind"] == "possible":
         return f"{call}: the look-up shows {row['remote_ref']} ({row['described']}), which may be this request"
     return f"RED: {call}: the provider shows {row['remote_ref']} too, which may have been charged ({row['described']})"
 

@@ -21,10 +21,10 @@ from dagster_idempotent.domain.submission import (
 from dagster_idempotent.engine import sightings
 from dagster_idempotent.errors import CredentialMissing
 from dagster_idempotent.providers.outcome import (
-    Candidates,
     Finding,
     LookUpFailed,
     NotFound,
+    PossibleMatches,
     Rejected,
     Succeeded,
     Unfinished,
@@ -90,7 +90,7 @@ def reconcile_call(database: Database, call: Call, provider: AnyProvider) -> Rec
         finding = LookUpFailed(reason=error.message)
     logger.info("reconciliation.looked_up", extra={"call": call.call_key, "finding": type(finding).__name__})
     if provider.lookup is LookUp.FUZZY:
-        shown = sightings.candidates(database, call, current, finding)
+        shown = sightings.possible_matches(database, call, current, finding)
         reason = f"provider {provider.name!r} has only a fuzzy look-up, which never decides alone; {shown}"
         return Reconciled(settled=False, reason=reason)
     return _apply(database, call, current, finding)
@@ -108,8 +108,8 @@ def _apply(database: Database, call: Call, seen: Submission, finding: Finding) -
             database.run(lambda c: submissions.record_answer(c, call, seen.submission, row))
             sightings.note(database, call, seen, finding)
             return SETTLED
-        case Candidates():
-            return Reconciled(settled=False, reason="the look-up is called exact and shows only candidates")
+        case PossibleMatches():
+            return Reconciled(settled=False, reason="the look-up is called exact and shows only possible matches")
         case Unfinished():
             return Reconciled(settled=False, reason="the provider accepted it and is not finished", retry_after=10.0)
         case Rejected():

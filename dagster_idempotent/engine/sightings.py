@@ -1,11 +1,11 @@
-"""Look-ups that settle nothing: a second one after a repeated send, and the candidates of one that is not exact."""
+"""Look-ups that settle nothing: a second one after a repeated send, and possible matches of one that is not exact."""
 
 import logging
 from typing import Any
 
 from dagster_idempotent.domain.submission import LookUp, Submission, current_of, keys_of
 from dagster_idempotent.errors import CredentialMissing
-from dagster_idempotent.providers.outcome import Candidates, Finding, LookUpFailed, Rejected, Succeeded, Unfinished
+from dagster_idempotent.providers.outcome import Finding, LookUpFailed, PossibleMatches, Rejected, Succeeded, Unfinished
 from dagster_idempotent.providers.protocol import Provider
 from dagster_idempotent.store import sightings
 from dagster_idempotent.store.database import Database
@@ -50,11 +50,11 @@ def note(database: Database, call: Call, seen: Submission, finding: Finding) -> 
         database.run(lambda c: sightings.record(c, call, seen.submission, Sighting.CONFIRMED, one))
 
 
-def candidates(database: Database, call: Call, seen: Submission, finding: Finding) -> str:
+def possible_matches(database: Database, call: Call, seen: Submission, finding: Finding) -> str:
     """Keep what a look-up that is not exact shows, and say it: whatever it claims, it never decides alone."""
     match finding:
-        case Candidates():
-            found = [(each.remote_ref, each.described) for each in finding.candidates]
+        case PossibleMatches():
+            found = [(each.remote_ref, each.described) for each in finding.matches]
         case Succeeded(remote_ref=str(own)) | Unfinished(remote_ref=str(own)) | Rejected(remote_ref=str(own)):
             found = [(own, f"the look-up calls it {type(finding).__name__.lower()}")]
         case LookUpFailed():
@@ -63,6 +63,6 @@ def candidates(database: Database, call: Call, seen: Submission, finding: Findin
             found = []
     if not found:
         return "it shows nothing that could be this request"
-    database.run(lambda c: sightings.record(c, call, seen.submission, Sighting.CANDIDATE, found))
+    database.run(lambda c: sightings.record(c, call, seen.submission, Sighting.POSSIBLE, found))
     shown = "; ".join(f"{reference} ({described})" for reference, described in found[:SHOWN])
     return f"it shows what may be this request: {shown}{'; and more' if len(found) > SHOWN else ''}"

@@ -98,9 +98,11 @@ class Work:
     def hold(self, held_for: HeldFor, reason: str) -> None:
         """Put the task on hold; raises LeaseLost where it is not ours any more.
 
-        Does nothing within a map of calls: the others go on, and the map writes the hold at its end.
+        Within a map of calls it is only noted: the others go on, and the map writes the hold at its end.
         """
-        if holds_deferred.get():
+        deferred = holds_deferred.get()
+        if deferred is not None:
+            deferred.append((held_for, reason))
             return
         if not self.database.run(lambda c: leases.hold(c, self.lease, held_for=held_for, error=reason)):
             task = get_task(self.database, self.lease.pipeline, self.lease.task_id)
@@ -119,7 +121,8 @@ class Work:
                 _current.reset(token)
 
 
-holds_deferred: ContextVar[bool] = ContextVar("dagster_idempotent_holds_deferred", default=False)
+Deferred = list[tuple[HeldFor, str]]
+holds_deferred: ContextVar[Deferred | None] = ContextVar("dagster_idempotent_holds_deferred", default=None)
 _current: ContextVar[Work | None] = ContextVar("dagster_idempotent_work", default=None)
 
 

@@ -49,7 +49,7 @@ class HttpProvider:
     Building one reads no credential. `api_key_variable` names the environment variable that holds it; with none, the
     headers that the caller set go out as they are. Requests to another origin than `base_url` are refused, so that
     the credential goes nowhere else. `find` looks a request up, exactly, by its keys, and gives the answer in the form
-    that was asked for, made by `HttpAnswer.to_store`; with `exact=False` it shows Candidates, which settle nothing;
+    that was asked for, made by `HttpAnswer.to_store`; with `exact=False` it gives PossibleMatches and settles nothing;
     without it a lost answer waits for a person, or for a resend where the profile has a key window. An answer above
     `max_answer` bytes is not kept: the call is then in doubt and names the provider's reference. `cost_of` is given
     request and answer; `estimate` the request: its upper bound.

@@ -87,7 +87,7 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class PossibleMatch:
     """Something at the provider that may be the request; `described` tells a person how to recognise it."""
 
     remote_ref: str
@@ -95,10 +95,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class PossibleMatches:
     """What a look-up that is not exact shows: people are shown it, and it settles nothing."""
 
-    candidates: tuple[Candidate, ...] = ()
+    matches: tuple[PossibleMatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class LookUpFailed:
     reason: str
 
 
-Finding = Succeeded | Rejected | NotFound | Unfinished | Candidates | LookUpFailed
+Finding = Succeeded | Rejected | NotFound | Unfinished | PossibleMatches | LookUpFailed
 
 # A status whose meaning is a refusal before any work, at every provider that speaks HTTP as specified. 408, 409 and
 # 429 are not among them: they may be said of a request that, or whose twin, was accepted.

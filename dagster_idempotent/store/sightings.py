@@ -18,7 +18,7 @@ class Sighting(StrEnum):
 
     CONFIRMED = "confirmed"
     CHARGED_AGAIN = "charged_again"
-    CANDIDATE = "candidate"
+    POSSIBLE = "possible"
 
 
 def record(

@@ -12,7 +12,7 @@ SELECT t.status, t.owner AS task_owner, t.fencing_token AS task_token, t.held_fo
     r.submission IS NOT NULL AS resend_allowed, a.uri AS response_uri, a.size AS response_size,
     s.sends > 1 AND s.state = 'succeeded' AND NOT EXISTS (SELECT FROM dagster_idempotent.sightings x
         WHERE (x.pipeline, x.task_id, x.call_key, x.submission) = (s.pipeline, s.task_id, s.call_key, s.submission)
-          AND x.kind <> 'candidate') AS unconfirmed
+          AND x.kind <> 'possible') AS unconfirmed
 FROM dagster_idempotent.tasks t
 JOIN dagster_idempotent.pipelines p ON p.pipeline = t.pipeline
 CROSS JOIN dagster_idempotent.ledger l

@@ -16,6 +16,7 @@ from dagster_idempotent.domain.money import Budget, Money
 from dagster_idempotent.engine.call_keys import named_call
 from dagster_idempotent.engine.call_map import FAILURES_IN_A_ROW, map_calls
 from dagster_idempotent.engine.calls import Calls
+from dagster_idempotent.engine.guard import Guard
 from dagster_idempotent.engine.retry_policy import Verdict, rule_of
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import (
@@ -281,6 +282,23 @@ class TestSdk:
         assert None not in answers
         assert bench.charges == 10
         assert {row["call_key"] for row in bench.rows()} == {name(item) for item in range(10)}
+
+    def test_a_doubt_that_the_callers_function_swallows_still_holds_the_task(self, bench: "Bench") -> None:
+        provider, work = bench.without_look_up(), bench.claim(bench.allocate())
+        guard = Guard(work, provider)
+
+        def ask(item: int) -> str:
+            try:
+                return guard.call(named_call(), about(item)).value.text
+            except CallInDoubt:
+                return "no answer"
+
+        bench.metered.fault("accept_then_drop", body_contains="item <3>")
+        with work.renewed():
+            answers = map_calls(range(6), key=name, ask=ask)
+        assert answers.count("no answer") == 1
+        assert (bench.task()["status"], bench.task()["held_for"]) == ("held", "in_doubt")
+        assert len(bench.posts) == 6
 
 
 class TestKilled:

@@ -18,11 +18,11 @@ from dagster_idempotent.providers.http_provider import HttpProvider
 from dagster_idempotent.providers.http_request import HttpRequest
 from dagster_idempotent.providers.outcome import (
     Answer,
-    Candidate,
-    Candidates,
     Finding,
     LookUpFailed,
     NotFound,
+    PossibleMatch,
+    PossibleMatches,
     Rejected,
     Succeeded,
     Unfinished,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Fuzzy(ChatCompletionsProvider):
     """A provider that can be searched by hand only: by time and model, say."""
 
-    finding: Finding = Candidates()
+    finding: Finding = PossibleMatches()
 
     @property
     def lookup(self) -> LookUp:
@@ -130,24 +130,24 @@ class TestFuzzy:
         ("finding", "shown"),
         [
             (
-                Candidates(
-                    candidates=(
-                        Candidate(remote_ref="job-1", described="at 9:00, model m"),
-                        Candidate(remote_ref="job-2", described="at 9:01, model m"),
+                PossibleMatches(
+                    matches=(
+                        PossibleMatch(remote_ref="job-1", described="at 9:00, model m"),
+                        PossibleMatch(remote_ref="job-2", described="at 9:01, model m"),
                     )
                 ),
                 "job-1 (at 9:00, model m); job-2",
             ),
-            (Candidates(), "nothing that could be this request"),
+            (PossibleMatches(), "nothing that could be this request"),
             (Succeeded(answer=Answer(body=b"{}"), remote_ref="job-3"), "job-3 (the look-up calls it succeeded)"),
             (Unfinished(remote_ref="job-4"), "job-4 (the look-up calls it unfinished)"),
             (Rejected(reason="no", remote_ref="job-5"), "job-5 (the look-up calls it rejected)"),
             (NotFound(complete=True), "nothing that could be this request"),
             (LookUpFailed(reason="it is away"), "it is away"),
         ],
-        ids=["candidates", "none", "succeeded", "unfinished", "rejected", "not-found", "failed"],
+        ids=["matches", "none", "succeeded", "unfinished", "rejected", "not-found", "failed"],
     )
-    def test_it_shows_candidates_and_never_settles(self, bench: "Bench", finding: Finding, shown: str) -> None:
+    def test_it_shows_possible_matches_and_never_settles(self, bench: "Bench", finding: Finding, shown: str) -> None:
         provider = bench.provider(Fuzzy, look_up_path=None, settle_delay=timedelta(0))
         provider.finding = finding
         bench.expire(seconds=3600)
@@ -166,7 +166,7 @@ class TestFuzzy:
 
     def test_an_http_api_can_have_one(self) -> None:
         def find(_: Sequence[IdempotencyKey]) -> Finding:
-            return Candidates()
+            return PossibleMatches()
 
         assert HttpProvider(OPENAI, find=find, exact=False).lookup is LookUp.FUZZY
         assert HttpProvider(OPENAI, find=find).lookup is LookUp.EXACT
@@ -203,7 +203,7 @@ def test_a_sighting_is_kept_for_ever(bench: "Bench") -> None:
     bench.sql.execute(
         "INSERT INTO dagster_idempotent.sightings "
         "(pipeline, task_id, call_key, submission, kind, remote_ref, described) "
-        "SELECT pipeline, task_id, call_key, submission, 'candidate', 'job-1', 'x' FROM dagster_idempotent.submissions"
+        "SELECT pipeline, task_id, call_key, submission, 'possible', 'job-1', 'x' FROM dagster_idempotent.submissions"
     )
     for change in (
         "UPDATE dagster_idempotent.sightings SET described = 'y'",

@@ -1,13 +1,13 @@
 -- What a look-up showed of a send beside its answer; it settles nothing, and people are shown it.
 -- confirmed: after a send under the same key was repeated, the provider knows one request and no other.
 -- charged_again: it knows another one, which may have been charged too.
--- candidate: a look-up that is not exact shows a request that may be this one; only a person can tell.
+-- possible: a look-up that is not exact shows a request that may be this one; only a person can tell.
 CREATE TABLE dagster_idempotent.sightings (
     pipeline    text        NOT NULL,
     task_id     text        NOT NULL,
     call_key    text        NOT NULL,
     submission  integer     NOT NULL,
-    kind        text        NOT NULL CHECK (kind IN ('confirmed', 'charged_again', 'candidate')),
+    kind        text        NOT NULL CHECK (kind IN ('confirmed', 'charged_again', 'possible')),
     -- What the provider calls it; '' where nothing beside the answer was found.
     remote_ref  text        NOT NULL,
     described   text        NOT NULL,

@@ -1,4 +1,4 @@
-"""What a look-up shows beside an answer: further charges under one key, candidates of a look-up that is not exact."""
+"""What a look-up shows beside an answer: further charges under one key, matches of a look-up that is not exact."""
 
 from pathlib import Path
 
