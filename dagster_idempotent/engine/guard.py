@@ -238,8 +238,8 @@ class Guard(Generic[Request, Value]):
                     result = replace(result, retry_after=RESEND_PAUSE)
         text = (
             f"Call {call.call_key!r} of task {call.task_id} (submission {current.submission}, key "
-            f"{current.idempotency_key}) is in doubt: {(current.error or 'its outcome is unknown').rstrip('.')}. It may have been "
-            f"accepted and charged; {result.reason}. It is never sent as a new request by itself: the provider's own "
+            f"{current.idempotency_key}) is in doubt: {(current.error or 'its outcome is unknown').rstrip('.')}. It may "
+            f"have been accepted and charged; {result.reason}. It is never sent as a new request by itself: the provider's own "
             "answer settles it, or a named operator with evidence."
         )
         if result.retry_after is None:
