@@ -62,8 +62,7 @@ def _launch(browser: "Browser", partition: str) -> str:
     browser.says(partition)
     browser.enter()
     browser.says(f"blind/{partition}T00:00:00Z")
-    browser.press("Launch Run")
-    browser.arrives("/runs/")
+    browser.launch()
     return browser.address
 
 
@@ -82,8 +81,7 @@ def _resolve_by_the_link(browser: "Browser") -> None:
     browser.type_into_config('actor: "', "ada")
     browser.type_into_config('reason: "', "ticket 12")
     browser.picture("3 filled in")
-    browser.press("Launch Run")
-    browser.arrives("/runs/")
+    browser.launch()
     browser.says("Re-execute the run that failed, or wait for the task sensor where it is on.")
     browser.says("RUN_SUCCESS")
     browser.picture("4 resolved")
