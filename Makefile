@@ -6,7 +6,7 @@ CONSTRAINTS ?= .ci/constraints.txt
 TASKS ?= 2
 KILLS ?= 1
 
-.PHONY: help demo dev test check explore format clean
+.PHONY: help demo dev test check explore benchmarks format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ check: $(VENV)/.installed  ## lint, types, layers
 # The browser's exploration needs Debian's packages chromium and chromium-driver; it fails, saying so, without them.
 explore: $(VENV)/.installed  ## run the long explorations (choose with ONLY=expression)
 	@$(BIN)/python -m pytest -n 2 -m explore $(if $(ONLY),-k "$(ONLY)")
+
+benchmarks: $(VENV)/.installed  ## measure what each step costs, as ratios to one INSERT
+	@$(BIN)/python -m benchmarks
 
 format: $(VENV)/.installed  ## rewrite the layout of the code
 	@$(BIN)/ruff check --fix .

@@ -1,0 +1,1 @@
+"""What the ledger costs, as a ratio to the least that PostgreSQL could cost, measured in the same run."""

@@ -1,0 +1,86 @@
+"""What the pages say is so: links lead somewhere, code loads, every public name and every promise has its line."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dagster_idempotent
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("example_repo/*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#([^)\s]*))?\)")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    return [(named(page), code) for page in PAGES for kind, code in BLOCK.findall(page.read_text()) if kind == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """Give the anchors that a page's headings get where it is shown."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target, anchor in LINK.findall(page.read_text()):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        linked = page.parent / target
+        assert linked.exists(), f"{named(page)} links to {target}"
+        assert not anchor or anchor in anchors(linked), f"{named(page)} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("python"), ids=lambda value: str(value)[:40])
+def test_every_piece_of_python_on_a_page_is_python(page: str, code: str) -> None:
+    compile(code, page, "exec")
+
+
+def test_what_the_readme_has_a_user_write_loads_in_dagster(tmp_path: Path) -> None:
+    (code,) = (code for page, code in blocks("python") if page == "README.md")
+    (tmp_path / "location.py").write_text(code)
+    asked = "import location; print(sorted(job.name for job in location.defs.resolve_all_job_defs()))"
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "weekly_digest" in done.stdout
+
+
+def test_the_reference_names_what_the_package_exports_and_nothing_else() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/reference/python.md").read_text(), re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(listed) == sorted(set(listed))
+    assert sorted(listed) == sorted(name for name in dagster_idempotent.__all__ if not name.startswith("__"))
+
+
+def test_the_promises_are_numbered_without_a_gap() -> None:
+    numbers = re.findall(r"^- R(\d+) ", (ROOT / "docs/reference/promises.md").read_text(), re.MULTILINE)
+    assert [int(number) for number in numbers] == list(range(1, 41))
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    seen, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        waiting += [
+            (page.parent / target).resolve() for target, _ in LINK.findall(page.read_text()) if "://" not in target
+        ]
+    assert [named(page) for page in PAGES if page not in seen] == []
