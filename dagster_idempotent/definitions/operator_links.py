@@ -123,7 +123,7 @@ def decisions_for(
 def runs_link(ref: TaskRef, webserver: str | None) -> str:
     """Return the link to the runs page, showing the runs of one task."""
     wanted = [f"tag:{tags.PIPELINE}={ref.pipeline}", f"tag:{tags.TASK_ID}={ref.task_id}"]
-    query = "&".join(f"q[{n}]={quote(each, safe='')}" for n, each in enumerate(wanted))
+    query = "&".join(f"q[{n}]={quote(each, safe=':/=')}" for n, each in enumerate(wanted))
     return f"{(webserver or '').rstrip('/')}/runs?{query}"
 
 

@@ -221,11 +221,12 @@ class Guard(Generic[Request, Value]):
                     return current.submission
                 if sent is not None:
                     result = replace(result, retry_after=RESEND_PAUSE)
+        seen = (current.error or "its outcome is unknown").rstrip(".")
         text = (
             f"Call {call.call_key!r} of task {call.task_id} (submission {current.submission}, key "
-            f"{current.idempotency_key}) is in doubt: {current.error or 'its outcome is unknown'}. It may have been "
-            f"accepted and charged; {result.reason}. It is never sent as a new request by itself: the provider's own "
-            "answer settles it, or a named operator with evidence."
+            f"{current.idempotency_key}) is in doubt: {seen}. It may have been accepted and charged; {result.reason}. "
+            "It is never sent as a new request by itself: the provider's own answer settles it, or a named operator "
+            "with evidence."
         )
         if result.retry_after is None:
             self._work.hold(HeldFor.IN_DOUBT, text)

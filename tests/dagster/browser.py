@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 PATIENCE = 120.0
+# A press that has led nowhere for so long was not taken.
+SWALLOWED = 25.0
 # Nothing but the page: no lookups of Chromium's own, which a closed network refuses many at a time.
 FLAGS = (
     "--headless=new",
@@ -78,6 +81,20 @@ class Browser:
     def press(self, label: str) -> None:
         """Press the button with this label."""
         self.click(f"//button[not(@disabled)][contains(normalize-space(.), '{label}')]")
+
+    def launch(self) -> None:
+        """Press "Launch Run" and go to the run's page; the Launchpad forgets a press while it checks the config."""
+        pressed = [-SWALLOWED]
+
+        def is_there() -> bool:
+            there = "/runs/" in self.address
+            if not there and monotonic() - pressed[0] > SWALLOWED:
+                self._click("//button[not(@disabled)][contains(normalize-space(.), 'Launch Run')]")
+                pressed[0] = monotonic()
+            return there
+
+        self.says("No errors")
+        self._wait(is_there, lambda: f"nothing was launched: {self.text()[-3000:]}")
 
     def fill(self, placeholder: str, text: str) -> None:
         """Type into the input whose placeholder starts so."""

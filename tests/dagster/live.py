@@ -16,7 +16,6 @@ from example_repo.local_dagster import Processes, Webserver, free_port, make_hom
 
 PATIENCE = 180.0
 HERE = Path(__file__).parent
-SETTINGS = "max_retries: 2"
 RELOAD = """
 mutation ($name: String!) { reloadRepositoryLocation(repositoryLocationName: $name) {
   __typename ... on WorkspaceLocationEntry { locationOrLoadError { __typename ... on PythonError { message } } } } }
@@ -131,7 +130,9 @@ class Live:
 
 
 @contextmanager
-def live_dagster(folder: Path, postgres_url: str, code: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+def live_dagster(
+    folder: Path, postgres_url: str, code: str, monkeypatch: pytest.MonkeyPatch, *, run_retries: int = 0
+) -> Iterator[Live]:
     """Start `dagster dev` on a copy of a code location; whatever it started ends with the block."""
     place = folder.with_name("live")
     place.mkdir()
@@ -143,7 +144,7 @@ def live_dagster(folder: Path, postgres_url: str, code: str, monkeypatch: pytest
     )
     environment = make_home(place / "home", postgres_url)
     settings = place / "home" / "dagster.yaml"
-    settings.write_text(settings.read_text().replace("max_retries: 0", SETTINGS))
+    settings.write_text(settings.read_text().replace("max_retries: 0", f"max_retries: {run_retries}"))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with Processes(environment, place / "logs") as processes:

@@ -54,7 +54,7 @@ def test_every_minute_is_one_task_and_one_charge_while_workers_and_daemons_die(
     folder: Path, ledger_url: str, metered_provider: MeteredProvider, sql: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_PROCESSES", "1")
-    with live_dagster(folder, ledger_url, "live_location.py", monkeypatch) as live:
+    with live_dagster(folder, ledger_url, "live_location.py", monkeypatch, run_retries=2) as live:
         # What its run leaves undone, the task sensor launches again once its lease is over.
         live.start_sensor("minutely_task_sensor")
 
