@@ -15,10 +15,10 @@ from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.verify import Finding
 from dagster_idempotent.errors import CredentialMissing
 from dagster_idempotent.providers.outcome import (
-    Candidates,
     Finding as Answer,
     LookUpFailed,
     NotFound,
+    PossibleMatches,
     Rejected,
     Succeeded,
     Unfinished,
@@ -122,11 +122,11 @@ def _compare(result: Comparison, sends: Sequence[Row], answer: Answer) -> None:
             if paid:
                 found = f"{row['state']} in the ledger as {row['remote_ref']}; the provider does not know its key"
                 result.findings.append(Finding(rule="unknown_references", subject=subject, found=found))
-        case NotFound() | Candidates() | LookUpFailed():
+        case NotFound() | PossibleMatches() | LookUpFailed():
             result.unanswered += 1
             reason = answer.reason if isinstance(answer, LookUpFailed) else "the provider's search was not complete"
-            if isinstance(answer, Candidates):
-                reason = "the provider's search is fuzzy: it shows candidates and proves nothing"
+            if isinstance(answer, PossibleMatches):
+                reason = "the provider's search is fuzzy: it shows possible matches and proves nothing"
             result.notices.append(Finding(rule="not_compared", subject=subject, found=reason))
         case _:
             assert_never(answer)
