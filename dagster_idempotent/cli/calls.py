@@ -248,6 +248,20 @@ def cancel(decision: DecidingOnTask, *, call: str, providers: str) -> None:
         decision.decide(remote_jobs.cancel, call, asked)
 
 
+@command.command()
+@deciding_on_task
+@click.argument("call", metavar="CALL")
+def acknowledge(decision: DecidingOnTask, *, call: str) -> None:
+    """Say that the double charges of a call have been seen to: refunded, or nothing more to be had.
+
+    The asset check `nothing_charged_twice` is green again once every one has been. What was booked stays booked.
+
+    Example:
+      dagster-idempotent calls acknowledge 2026-W32-0 summary --actor ada --reason "refund 4711 received"
+    """
+    decision.decide(resolutions.acknowledge, call)
+
+
 def _amount(text: str) -> Decimal:
     try:
         return Decimal(text)

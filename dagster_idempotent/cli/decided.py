@@ -9,6 +9,7 @@ _DONE = {
     "asked": "Asked. The job has not ended by that; the next poll, or this command again, says more.",
     "abandoned": "Abandoned. A replay of this call raises; `calls resend` would allow it to be sent again.",
     "resend_allowed": "Allowed: the next run of this task sends the call again, and it may be charged twice.",
+    "acknowledged": "Acknowledged: seen to. Costs stay as they are booked.",
     "release": "Released: the next run may claim the task.",
     "release_budget": "Released: the next run may claim the task; it is held again where the limit is still full.",
     "redrive": "Redriven: pending, with its attempts counted from nought. Launch it again.",

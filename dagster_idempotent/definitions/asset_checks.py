@@ -27,7 +27,8 @@ _WHAT_TO_DO = {
     NO_DEAD_LETTERS: "Run the job idempotency_redrive or idempotency_discard; for a message `dagster-idempotent outbox "
     "resolve`.",
     COST_WITHIN_BUDGET: "Raise the limit with `dagster-idempotent budgets set`, or find out what cost so much.",
-    NOTHING_CHARGED_TWICE: "Ask the provider for a refund; `dagster-idempotent explain TASK` names both requests.",
+    NOTHING_CHARGED_TWICE: "Ask for a refund (`dagster-idempotent explain TASK` names both requests), then "
+    "`dagster-idempotent calls acknowledge TASK CALL`.",
     ONE_RESULT_PER_KEY: "Run `dagster-idempotent verify`.",
 }
 

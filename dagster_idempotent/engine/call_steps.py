@@ -28,6 +28,17 @@ def abandoned(facts: Facts) -> list[NextStep]:
     ]
 
 
+def charged_twice(facts: Facts) -> list[NextStep]:
+    """List what remains to do about double charges: money back, and a word that it was seen to."""
+    return [
+        decision(
+            f"the double charge of {call} was refunded, or nothing more is to be had",
+            f"calls acknowledge {facts.ref} {shlex.quote(call)}",
+        )
+        for call in dict.fromkeys(str(row["call_key"]) for row in facts.charged_twice)
+    ]
+
+
 def _call(facts: Facts, row: Row) -> str:
     return f"{facts.ref} {shlex.quote(row['call_key'])}"
 

@@ -9,7 +9,7 @@ from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.task import ENDED, TaskStatus
 from dagster_idempotent.engine.next_step import PROVIDERS, NextStep
 from dagster_idempotent.engine.next_steps import next_steps
-from dagster_idempotent.engine.task_facts import Facts, Row, look, short_time
+from dagster_idempotent.engine.task_facts import LATE, Facts, Row, look, short_time
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 
@@ -98,23 +98,25 @@ def _evidence(facts: Facts) -> list[str]:
     if task["error"]:
         lines.append(f"last error: {task['error']}")
     lines += [_call_line(row, facts.now) for row in facts.calls]
-    for rows in facts.history.values():
-        lines += [
-            f"RED: call {row['call_key']}, submission {row['submission']}: a paid answer came late, beside another one"
-            for row in rows
-            if row["late"]
-        ]
-    lines += [_sighting_line(row) for row in facts.sightings]
+    lines += [_red_line(row) for row in facts.charged_twice]
+    lines += [_possible_line(row) for row in facts.sightings if row["kind"] == "possible"]
     lines += [f"message {row['channel']}: {row['state']}" for row in facts.messages]
     lines += [f"{short_time(row['at'])} {row['actor']}: {row['action']} ({row['reason']})" for row in facts.audit[:3]]
     return lines
 
 
-def _sighting_line(row: Row) -> str:
-    call = f"call {row['call_key']}, submission {row['submission']}"
-    if row["kind"] == "possible":
-        return f"{call}: the look-up shows {row['remote_ref']} ({row['described']}), which may be this request"
-    return f"RED: {call}: the provider shows {row['remote_ref']} too, which may have been charged ({row['described']})"
+def _red_line(row: Row) -> str:
+    call = f"RED: call {row['call_key']}, submission {row['submission']}"
+    if row["remote_ref"] == LATE:
+        return f"{call}: a paid answer came late, beside another one"
+    return f"{call}: the provider shows {row['remote_ref']} too, which may have been charged ({row['described']})"
+
+
+def _possible_line(row: Row) -> str:
+    return (
+        f"call {row['call_key']}, submission {row['submission']}: the look-up shows {row['remote_ref']} "
+        f"({row['described']}), which may be this request"
+    )
 
 
 def _call_line(row: Row, now: datetime) -> str:

@@ -18,7 +18,8 @@ def next_steps(facts: Facts, *, providers: str = PROVIDERS) -> Sequence[NextStep
     doubtful = [
         step for row in facts.in_state("intended", "in_doubt") for step in call_steps.in_doubt(facts, row, providers)
     ]
-    return [*_frozen(facts, providers), *(doubtful or _by_status(facts, providers))]
+    steps = doubtful or _by_status(facts, providers)
+    return [*_frozen(facts, providers), *steps, *call_steps.charged_twice(facts)]
 
 
 def _frozen(facts: Facts, providers: str) -> list[NextStep]:

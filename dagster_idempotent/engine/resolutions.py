@@ -109,6 +109,20 @@ def resend(
     return _abandon(database, ref, call_key, resend=True, amount=amount, who=who, dry_run=dry_run)
 
 
+def acknowledge(database: Database, ref: TaskRef, call_key: str, *, who: Who, dry_run: bool = False) -> Decision:
+    """Say that the double charges of a call have been seen to, by a refund or otherwise; booked costs stay."""
+    current(database, ref, call_key)  # raises where there is no such call
+    call = Call(pipeline=ref.pipeline, task_id=ref.task_id, call_key=CallKey(call_key))
+    return decide(
+        database,
+        lambda c: decisions.acknowledge_charges(c, call, who=who),
+        subject=f"{ref} {call_key}",
+        accepted="acknowledged",
+        refusals={"nothing": "nothing of it was charged twice, or somebody has seen to it."},
+        dry_run=dry_run,
+    )
+
+
 def current(database: Database, ref: TaskRef, call_key: str) -> dict[str, Any]:
     """Read the current submission of a call: the live one, else the last."""
     rows = database.run(lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id, call_key=call_key))

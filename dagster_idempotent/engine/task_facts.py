@@ -14,6 +14,8 @@ from dagster_idempotent.store.listing import TaskRef
 
 Row = Mapping[str, Any]
 MOST_CALLS = 100_000
+# As the ledger calls a paid answer that came beside another one.
+LATE = "late answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +66,26 @@ class Facts:
                 last.setdefault(row["after"]["channel"], row["after"]["state"])
         return frozenset(channel for channel, state in last.items() if state == "dead")
 
+    @property
+    def charged_twice(self) -> list[Row]:
+        """The double charges that nobody has seen to yet; `remote_ref` is LATE for a paid answer beside another."""
+        late = [
+            {**row, "kind": "charged_again", "remote_ref": LATE}
+            for rows in self.history.values()
+            for row in rows
+            if row["late"]
+        ]
+        seen_to = {_charge(row) for row in self.sightings if row["kind"] == "acknowledged"}
+        found = [*late, *(row for row in self.sightings if row["kind"] == "charged_again")]
+        return [row for row in found if _charge(row) not in seen_to]
+
     def in_state(self, *states: str) -> list[Row]:
         """Return the current submissions in one of these states."""
         return [row for row in self.calls if row["state"] in states]
+
+
+def _charge(row: Row) -> tuple[str, int, str]:
+    return row["call_key"], row["submission"], row["remote_ref"]
 
 
 def look(database: Database, ref: TaskRef) -> Facts:

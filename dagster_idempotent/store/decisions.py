@@ -102,6 +102,11 @@ def cancel_job(
     return _decide(connection, SQL["cancel_job"], parameters, who)
 
 
+def acknowledge_charges(connection: Connection, call: Call, *, who: Who) -> Verdict:
+    """Write that a person has seen to the double charges of a call."""
+    return _decide(connection, SQL["acknowledge_charges"], call.parameters(), who)
+
+
 def move_task(connection: Connection, pipeline: str, task_id: TaskId, *, action: str, who: Who) -> Verdict:
     """Release, release_budget, redrive or discard a task."""
     return _decide(connection, SQL["move_task"], {"pipeline": pipeline, "task_id": task_id, "action": action}, who)

@@ -19,6 +19,7 @@ class Sighting(StrEnum):
     CONFIRMED = "confirmed"
     CHARGED_AGAIN = "charged_again"
     POSSIBLE = "possible"
+    ACKNOWLEDGED = "acknowledged"
 
 
 def record(
@@ -40,5 +41,5 @@ def of_task(connection: Connection, ref: TaskRef) -> Sequence[Row]:
 
 
 def charged_twice(connection: Connection, *, limit: int) -> Sequence[Row]:
-    """List what was paid for more than once, the latest first."""
+    """List what was paid for more than once and nobody has seen to, the latest first."""
     return connection.execute(SQL["charged_twice"], {"limit": limit}).fetchall()

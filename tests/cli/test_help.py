@@ -28,6 +28,7 @@ CHANGES = {
     "budgets release",
     "calls resolve",
     "calls abandon",
+    "calls acknowledge",
     "calls cancel",
     "calls resend",
     "outbox resolve",

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ import pytest
 from dagster_idempotent import embedded
 from dagster_idempotent.cli import main
 from dagster_idempotent.domain.money import Budget
+from dagster_idempotent.domain.submission import CallKey
+from dagster_idempotent.domain.task import Owner
+from dagster_idempotent.engine.guard import Guard
+from dagster_idempotent.engine.heartbeat import Heartbeat
+from dagster_idempotent.engine.work import claim
+from dagster_idempotent.errors import RemoteJobUnfinished
+from dagster_idempotent.providers.job_api import JobApi
+from dagster_idempotent.providers.remote_job import JsonJobApi
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 Run = Callable[..., Any]
@@ -30,16 +39,21 @@ VARIES = (
     (r"\bdi-[0-9a-f]{45}\b", "KEY"),
     (r"\b[0-9a-f]{64}\b", "HASH"),
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
-    (r"\b(req|chatcmpl|resp)[_-][0-9A-Za-z-]+", "REFERENCE"),
+    (r"\b(req|chatcmpl|resp|job)[_-][0-9A-Za-z-]+", "REFERENCE"),
     (r"http://127\.0\.0\.1:\d+", "http://PROVIDER"),
     (r"postgresql://[^ \"]+", "POSTGRES"),
     (r" {2,}", "  "),
 )
+KEY = "METERED_PROVIDER_KEY"
+JOBS = JobApi(result_path="/jobs/{id}/result", poll_budget=timedelta(0))
 PROVIDERS = """
 from datetime import timedelta
+from dagster_idempotent import JobApi, JsonJobApi
 from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
 provider = ChatCompletionsProvider(base_url={url!r}, look_up_path="/lookup", settle_delay=timedelta(0),
     api_key_variable="METERED_PROVIDER_KEY")
+studio = JsonJobApi(JobApi(result_path="/jobs/{{id}}/result", cancel_path="/jobs/{{id}}/cancel"), name="studio",
+    base_url={url!r}, api_key_variable="METERED_PROVIDER_KEY")
 """
 CHANNELS = """
 from pathlib import Path
@@ -171,6 +185,32 @@ def reconcilable(stage: "Stage") -> list[str]:
     return [*found, "-m", "my_providers:provider"]
 
 
+def charged_twice(stage: "Stage") -> list[str]:
+    done(stage)
+    stage.world.query(
+        "INSERT INTO dagster_idempotent.sightings "
+        "(pipeline, task_id, call_key, submission, kind, remote_ref, described) VALUES ('weekly_digest', %s, 'summary', 1, 'charged_again', 'req-2', 'beside req-1') RETURNING 1 AS x",
+        TASK,
+    )
+    return [TASK, "summary"]
+
+
+def accepted_job(stage: "Stage") -> list[str]:
+    task_id = stage.world.allocate()
+    provider = JsonJobApi(JOBS, name="studio", base_url=stage.world.metered.base_url, api_key_variable=KEY)
+    work = claim(
+        stage.world.ledger,
+        Heartbeat(stage.world.ledger),
+        stage.world.pipeline,
+        task_id,
+        Owner("run"),
+        is_finished=lambda _: True,
+    )
+    with work.renewed(), pytest.raises(RemoteJobUnfinished):
+        Guard(work, provider).call(CallKey("film"), {"prompt": "a forest"})
+    return [task_id, "film", "-m", "my_providers:studio"]
+
+
 CASES: dict[str, tuple[Callable[["Stage"], list[str]], list[str]]] = {
     "approvals approve": (at_the_gate, [*WHO]),
     "approvals list": (at_the_gate, []),
@@ -180,6 +220,8 @@ CASES: dict[str, tuple[Callable[["Stage"], list[str]], list[str]]] = {
     "budgets set": (a_pipeline, ["5.00 USD", *WHO]),
     "budgets show": (over_budget, ["--all"]),
     "calls abandon": (call_in_doubt, [*WHO]),
+    "calls acknowledge": (charged_twice, [*WHO]),
+    "calls cancel": (accepted_job, [*WHO]),
     "calls list": (in_doubt, []),
     "calls reconcile": (reconcilable, []),
     "calls resend": (call_in_doubt, ["--may-charge-twice", *WHO]),

@@ -9,6 +9,10 @@ SELECT verdict, before, after FROM dagster_idempotent.abandon_v1(
     %(pipeline)s, %(task_id)s, %(call_key)s, %(submission)s, %(seen_sends)s, %(resend)s, %(amount)s, %(currency)s,
     %(actor)s, %(reason)s)
 
+-- name: acknowledge_charges
+SELECT verdict, before, after FROM dagster_idempotent.acknowledge_charges_v1(
+    %(pipeline)s, %(task_id)s, %(call_key)s, %(actor)s, %(reason)s)
+
 -- name: cancel_job
 SELECT verdict, before, after FROM dagster_idempotent.cancel_job_v1(
     %(pipeline)s, %(task_id)s, %(call_key)s, %(submission)s, %(ended)s, %(said)s, %(cost)s, %(currency)s,

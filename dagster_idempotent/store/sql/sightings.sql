@@ -12,13 +12,5 @@ WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s AND kind <> 'confirmed'
 ORDER BY call_key, submission, kind, remote_ref
 
 -- name: charged_twice
--- What was paid for more than once, as far as anybody knows: found under one key, or come beside another answer.
-SELECT pipeline, task_id, call_key, submission, found FROM (
-    SELECT s.pipeline, s.task_id, s.call_key, s.submission, s.seen_at AS at,
-        'the provider shows ' || s.remote_ref || ' beside the answer' AS found
-    FROM dagster_idempotent.sightings s WHERE s.kind = 'charged_again'
-    UNION ALL
-    SELECT s.pipeline, s.task_id, s.call_key, s.submission, s.intended_at,
-        'a paid answer came beside another one' || coalesce(', cost ' || s.cost || ' ' || s.currency, '')
-    FROM dagster_idempotent.submissions s WHERE s.late) x
+SELECT pipeline, task_id, call_key, submission, found FROM dagster_idempotent.charged_twice
 ORDER BY at DESC, pipeline, task_id, call_key, submission LIMIT %(limit)s

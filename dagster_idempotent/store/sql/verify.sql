@@ -133,14 +133,9 @@ SELECT pipeline, task_id, allocation_key, run_id, subject_id, scheduled_at, vers
 WHERE allocation_key IS NOT NULL ORDER BY pipeline, task_id
 
 -- name: charged_twice
--- No contradiction, but somebody should know: two answers were paid for.
-SELECT s.pipeline || '/' || s.task_id || ' call ' || s.call_key || ' submission ' || s.submission AS subject,
-    'a paid answer came beside another one' || coalesce(', cost ' || s.cost || ' ' || s.currency, '') AS found
-FROM dagster_idempotent.submissions s WHERE s.late
-UNION ALL
-SELECT s.pipeline || '/' || s.task_id || ' call ' || s.call_key || ' submission ' || s.submission,
-    'the provider shows ' || s.remote_ref || ' too: ' || s.described
-FROM dagster_idempotent.sightings s WHERE s.kind = 'charged_again' ORDER BY 1, 2
+-- No contradiction, but somebody should know: two answers were paid for, and nobody has seen to it yet.
+SELECT pipeline || '/' || task_id || ' call ' || call_key || ' submission ' || submission AS subject, found
+FROM dagster_idempotent.charged_twice ORDER BY 1, 2
 
 -- name: totals
 SELECT (SELECT ledger_id FROM dagster_idempotent.ledger) AS ledger_id,

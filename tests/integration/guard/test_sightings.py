@@ -10,9 +10,11 @@ import pytest
 from dagster_idempotent.definitions.asset_checks import NOTHING_CHARGED_TWICE, evaluations, look_at
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
+from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.explain import explain
+from dagster_idempotent.engine.resolutions import acknowledge
 from dagster_idempotent.engine.verify import verify
-from dagster_idempotent.errors import CallInDoubt, CallRejected
+from dagster_idempotent.errors import CallInDoubt, CallRejected, DecisionRefused
 from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
 from dagster_idempotent.providers.http_provider import HttpProvider
 from dagster_idempotent.providers.http_request import HttpRequest
@@ -87,6 +89,24 @@ class TestAfterAResend:
         assert [notice.rule for notice in verification.notices] == ["charged_twice"]
         checks = {each.check_name: each for each in evaluations(look_at(bench.database))}
         assert not checks[NOTHING_CHARGED_TWICE].passed
+
+    def test_a_person_sees_to_a_double_charge_and_it_is_red_no_more(self, bench: "Bench") -> None:
+        provider = self.resend(bench, deduplicate=False)
+        bench.metered.configure(lookup=True)
+        bench.call(provider)
+        ref = TaskRef(pipeline="weekly_digest", task_id=TaskId(bench.task()["task_id"]))
+        who = Who(actor="ada", reason="refund 4711")
+        assert f"calls acknowledge {ref} summary" in explained(bench)
+        acknowledge(bench.database, ref, "summary", who=who, dry_run=True)
+        assert "RED" in explained(bench)
+        acknowledge(bench.database, ref, "summary", who=who)
+        assert "RED" not in explained(bench)
+        assert "calls acknowledge" not in explained(bench)
+        assert verify(bench.database).notices == []
+        checks = {each.check_name: each for each in evaluations(look_at(bench.database))}
+        assert checks[NOTHING_CHARGED_TWICE].passed
+        with pytest.raises(DecisionRefused, match="somebody has seen to it"):
+            acknowledge(bench.database, ref, "summary", who=who)
 
     def test_a_provider_that_honours_the_key_is_asked_once_more_and_never_again(
         self, bench: "Bench", monkeypatch: pytest.MonkeyPatch
