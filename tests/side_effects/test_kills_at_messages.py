@@ -65,7 +65,8 @@ def kills(
         victim.append(start())
         started.set()
         victim[0].join(60)
-        assert victim[0].exitcode == -signal.SIGKILL
+        # The last message may be the goodbye of a process that was done, and does not wait for a reply.
+        assert victim[0].exitcode in ((-signal.SIGKILL, 0) if n == messages else (-signal.SIGKILL,))
         yield n, when
 
 
