@@ -86,39 +86,35 @@ def _location(loaded: Loaded) -> Iterator[Check]:
 
 def _resource(where: str, value: object) -> Iterator[Check]:
     client = paid_client(value)
-    if client is None:
-        return
-    yield Check(
-        name="paid resources",
-        health=Health.WARNING,
-        found=f"{where} is {client.what}: its requests have no task, no key and no record",
-        do=f"Put {client.instead} in its place and name each call: get_client(context, call=...).",
-    )
-    if client.retries is None or client.retries > 0:
-        times = "sends" if client.retries is None else f"sends up to {client.retries} more times"
-        yield Check(
-            name="sdk retries",
-            health=Health.FAILED,
-            found=f"{where}: {client.what} {times} by itself after a lost answer; each may be charged",
-            do=f"{client.instead} sends once; an unguarded client needs its own retries set to 0.",
-        )
+    if client is not None:
+        use = f"Put {client.instead} in its place and name each call: get_client(context, call=...)."
+        yield _unguarded(f"{where} is {client.what}", use)
+        if client.retries is None or client.retries > 0:
+            times = "" if client.retries is None else f" up to {client.retries} more times"
+            yield _sends_again(f"{where}: {client.what}", times, client.instead)
 
 
 def _construction(each: _Made) -> Iterator[Check]:
-    where, service = f"{each.file}:{each.found.line}", each.found.service
-    yield Check(
-        name="paid resources",
-        health=Health.WARNING,
-        found=f"{where} calls {each.found.what}: its requests have no task, no key and no record",
-        do=f"Ask for {instead_of(service)} as a resource and take the client from it.",
+    where, instead = f"{each.file}:{each.found.line}", instead_of(each.found.service)
+    yield _unguarded(
+        f"{where} calls {each.found.what}", f"Ask for {instead} as a resource and take the client from it."
     )
     if not each.found.retries_off:
-        yield Check(
-            name="sdk retries",
-            health=Health.FAILED,
-            found=f"{where}: {each.found.what} sends again by itself after a lost answer; each may be charged",
-            do=f"{instead_of(service)} sends once; an unguarded client needs its own retries set to 0.",
-        )
+        yield _sends_again(f"{where}: {each.found.what}", "", instead)
+
+
+def _unguarded(what: str, do: str) -> Check:
+    found = f"{what}: its requests have no task, no key and no record"
+    return Check(name="paid resources", health=Health.WARNING, found=found, do=do)
+
+
+def _sends_again(what: str, times: str, instead: str) -> Check:
+    return Check(
+        name="sdk retries",
+        health=Health.FAILED,
+        found=f"{what} sends again{times} by itself after a lost answer; each may be charged",
+        do=f"{instead} sends once; an unguarded client needs its own retries set to 0.",
+    )
 
 
 def _made_in(folder: Path) -> Iterator[_Made]:

@@ -2,13 +2,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
+from commands import ALL
 
 from dagster_idempotent.cli import main
 from dagster_idempotent.cli.reference import page
@@ -37,20 +38,6 @@ CHANGES = {
     "legacy map",
 }
 CHANGES_WITHOUT_A_DECISION = {"schema upgrade", "postgres start", "postgres stop", "calls reconcile", "outbox deliver"}
-
-
-def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-        else:
-            yield " ".join((*path, name)), command
-
-
-ALL = dict(commands())
 
 
 @pytest.mark.parametrize("path", ALL)

@@ -13,11 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
+from commands import ALL
 
 from dagster_idempotent import embedded
-from dagster_idempotent.cli import main
 from dagster_idempotent.domain.money import Budget
 from dagster_idempotent.domain.submission import CallKey
 from dagster_idempotent.domain.task import Owner
@@ -60,20 +59,6 @@ from pathlib import Path
 from dagster_idempotent import FileChannel
 channels = {"email": FileChannel(Path(__file__).parent / "out")}
 """
-
-
-def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-        else:
-            yield " ".join((*path, name)), command
-
-
-ALL = dict(commands())
 
 
 # Each makes what its command speaks of, and returns the words that follow the command.

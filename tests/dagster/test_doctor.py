@@ -148,7 +148,7 @@ def test_stock_resources_are_unguarded_and_send_again_and_a_retry_policy_multipl
     assert {"GuardedOpenAIResource", "GuardedAnthropicResource"} <= {
         word for row in rows["paid resources"] for word in row["do"].split()
     }
-    assert all("up to 2 more times by itself" in each for each in found(rows, "sdk retries", "failed"))
+    assert all("sends again up to 2 more times by itself" in each for each in found(rows, "sdk retries", "failed"))
     (retried,) = found(rows, "op retries", "failed")
     assert retried.startswith("op 'summarise' of stock_project pays by the unguarded resource 'openai'")
 

@@ -114,7 +114,7 @@ def test_a_million_tasks_are_pruned_in_batches_and_no_allocation_waits_for_one(
     }
     # One core less, and the same disk; never the locks of a batch.
     assert disturbed[len(disturbed) // 2] < 10 * undisturbed[500], told
-    assert disturbed[-1] < 40 * undisturbed[990], told
+    assert disturbed[-1] < 40 * undisturbed[-1], told
     # Asked for years later, its key still gives its task.
     assert allocator.allocate(PIPELINE, _identity(0)).task_id == first
     row = sql.execute("SELECT output, pruned_at FROM dagster_idempotent.tasks WHERE task_id = %s", [first]).fetchone()
