@@ -174,7 +174,8 @@ def charged_twice(stage: "Stage") -> list[str]:
     done(stage)
     stage.world.query(
         "INSERT INTO dagster_idempotent.sightings "
-        "(pipeline, task_id, call_key, submission, kind, remote_ref, described) VALUES ('weekly_digest', %s, 'summary', 1, 'charged_again', 'req-2', 'beside req-1') RETURNING 1 AS x",
+        "(pipeline, task_id, call_key, submission, kind, remote_ref, described) VALUES "
+        "('weekly_digest', %s, 'summary', 1, 'charged_again', 'req-2', 'beside req-1') RETURNING 1 AS x",
         TASK,
     )
     return [TASK, "summary"]
