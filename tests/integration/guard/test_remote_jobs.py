@@ -62,7 +62,7 @@ class TestOneJob:
     def test_progress_is_told_as_it_changes(self, bench: "Bench") -> None:
         lines: list[str] = []
         work = bench.claim(bench.allocate())
-        work.say = lines.append
+        work.log = lines.append
         bench.call(bench.studio(), PROMPT, work=work)
         job = bench.metered.jobs()[-1].id
         assert lines == [
@@ -94,7 +94,7 @@ class TestOneJob:
             bench.metered.fault("redirect", status=302, location=target, path_contains="/result")
         said: list[str] = []
         work = bench.claim(bench.allocate())
-        work.say = said.append
+        work.log = said.append
         assert bench.call(bench.studio(), PROMPT, work=work).value.body.startswith(PNG)
         told = " ".join(said)
         assert "no job no-such-job" in told
@@ -289,3 +289,19 @@ class TestTheJobsOwnEnd:
         counter = bench.sql.execute("SELECT * FROM dagster_idempotent.budgets WHERE scope = 'pipeline'").fetchone()
         assert counter is not None
         assert (counter["reserved"], counter["settled"]) == (0, Decimal("0.30"))
+
+    def test_a_look_up_never_takes_the_failed_job_for_the_one_in_doubt(self, bench: "Bench") -> None:
+        bench.unfinished()
+        failed = bench.driven("failed")
+        with pytest.raises(RemoteJobFailed):
+            bench.call(bench.studio(), PROMPT)
+        # The second job is taken in, its answer lost; it is listed a little later, as `settle_delay` allows for.
+        bench.metered.fault("accept_then_drop")
+        not_yet = '{"jobs": [], "complete": true}'
+        bench.metered.fault("status", status=200, body=not_yet, path_contains="GET /v1/jobs")
+        with pytest.raises(CallInDoubt):
+            bench.call(bench.studio(), PROMPT)
+        assert [row["remote_ref"] for row in bench.rows()] == [failed, None]
+        result = bench.call(bench.studio(), PROMPT)
+        assert (result.submission, result.remote_ref) == (2, bench.metered.jobs()[-1].id)
+        assert (bench.states(), bench.charges) == (["failed", "succeeded"], 2)
