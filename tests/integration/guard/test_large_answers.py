@@ -1,10 +1,12 @@
 """What is too large for a table lies in a file that its row describes; every read checks it."""
 
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.engine import answer_files, stages
@@ -100,6 +102,23 @@ def test_an_answer_in_hand_goes_to_the_table_where_its_file_cannot_be_written(be
     work.large = LargeArtifacts(base_uri=str(place), threshold=1)
     answer = bench.call(bench.provider(), request, work=work)
     assert bench.rows()[0]["response_body"] == answer.answer.body
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError, KeyboardInterrupt])
+def test_an_answer_in_hand_survives_whatever_a_file_system_raises(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, trouble: type[BaseException]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise trouble("503 of a store with errors of its own")  # as gcsfs' HttpError, which is no OSError
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", fail)
+    work = run(bench, "memory://bucket/artifacts")
+    work.large = LargeArtifacts(base_uri="memory://bucket/artifacts", threshold=1)
+    with suppress(KeyboardInterrupt):
+        bench.call(bench.without_look_up(), work=work)
+    assert bench.states() == ["succeeded"]
+    assert bench.call(bench.without_look_up()).replayed
+    assert bench.charges == 1
 
 
 def test_a_synchronous_answer_may_lie_in_a_file_too(bench: "Bench", place: Path) -> None:
