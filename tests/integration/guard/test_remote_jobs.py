@@ -152,6 +152,23 @@ class TestSubmission:
         assert (len(bench.posts), len(set(bench.posts)), bench.charges) == (2, 1, 1)
         assert [(row["state"], row["sends"]) for row in bench.rows()] == [("succeeded", 2)]
 
+    def test_a_service_that_does_not_honour_its_keys_is_shown_in_red(self, bench: "Bench") -> None:
+        bench.metered.fault("accept_then_drop")
+        not_yet = '{"jobs": [], "complete": true}'
+        # Once after the send, and by the next run before its claim and before its resend.
+        bench.metered.fault("status", times=3, status=200, body=not_yet, path_contains="GET /v1/jobs")
+        keyed = bench.studio(key_window=timedelta(hours=1))
+        with pytest.raises(CallInDoubt):
+            bench.call(keyed, PROMPT)
+        assert bench.call(keyed, PROMPT).value.body.startswith(PNG)
+        assert bench.charges == 2
+        red = bench.sql.execute("SELECT remote_ref FROM dagster_idempotent.charged_twice").fetchall()
+        other = next(job.id for job in bench.metered.jobs()[-2:] if job.id != bench.rows()[0]["remote_ref"])
+        assert red == [{"remote_ref": other}]
+        # In whatever order a service lists them.
+        found = keyed.find([bench.rows()[0]["idempotency_key"]])
+        assert {found.remote_ref, *found.also} == {job.id for job in bench.metered.jobs()[-2:]}
+
     def test_a_refusal_is_no_job_and_may_be_followed_by_one(self, bench: "Bench") -> None:
         with pytest.raises(CallRejected, match="expected `prompt`"):
             bench.call(bench.studio(), {"no": "prompt"})
