@@ -15,6 +15,7 @@ from dagster_idempotent.engine.large_artifacts import LargeArtifacts
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
 from dagster_idempotent.providers.openai_batches import Batch, OpenAIBatches
+from dagster_idempotent.providers.outcome import NotFound
 
 if TYPE_CHECKING:
     from tests.integration.guard.conftest import Bench
@@ -176,6 +177,12 @@ class TestBatches:
         result: Any = bench.call(self.batches(bench), self.batch())  # pyright: ignore[reportArgumentType]
         assert len(result.value.answers) == 3
         assert bench.charges == 1
+
+    @pytest.mark.parametrize("page", ['{"data": []}', '{"data": [], "has_more": true}', '{"data": [{}]}'])
+    def test_a_list_that_does_not_say_that_it_is_whole_proves_nothing(self, bench: "Bench", page: str) -> None:
+        bench.metered.fault("status", status=200, body=page, path_contains="GET /v1/batches")
+        assert self.batches(bench).find(["some-key"]) == NotFound(complete=False)
+        assert self.batches(bench).find(["some-key"]) == NotFound(complete=True)
 
     def test_an_upload_that_fails_has_sent_nothing_that_costs(self, bench: "Bench") -> None:
         bench.metered.fault("status", status=500, path_contains="/v1/files")
