@@ -101,6 +101,11 @@ class TestOneJob:
         assert "expected the header Authorization" in told
         assert "leads to file:" in told
 
+    def test_a_key_that_a_refusal_repeats_is_shown_to_nobody(self, bench: "Bench") -> None:
+        bench.metered.fault("status", status=401, body=f"no such key: {bench.secret}", path_contains="GET /v1/jobs/")
+        with pytest.raises(RemoteJobUnfinished, match=r"no such key: \*\*\*"):
+            bench.call(bench.studio(poll_budget=timedelta(0)), PROMPT)
+
     def test_what_a_test_drives_a_job_to_make_is_its_result(self, bench: "Bench") -> None:
         bench.unfinished()
         bench.driven("succeeded", result='{"frames": 7}', media_type="application/json")
