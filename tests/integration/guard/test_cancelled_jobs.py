@@ -8,7 +8,7 @@ from dagster_idempotent.domain.money import Money
 from dagster_idempotent.engine import remote_jobs, resolutions
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.resolutions import Evidence, Proof
-from dagster_idempotent.errors import DecisionRefused
+from dagster_idempotent.errors import DecisionRefused, RemoteJobFailed
 
 if TYPE_CHECKING:
     from tests.integration.guard.conftest import Bench
@@ -67,3 +67,19 @@ class TestCancel:
         resolutions.resolve(bench.database, bench.ref(), "summary", brought, who=ADA)
         assert bench.call(bench.studio(), PROMPT).value.body == b"the bytes"
         assert bench.charges == 1
+
+
+REFUNDED = '{"status": "failed", "cost": {"amount": -0.02, "currency": "USD"}}'
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_refund_in_place_of_a_cost_does_not_keep_a_job_from_its_end(bench: "Bench", cancelled: bool) -> None:
+    bench.unfinished()
+    path = "/cancel" if cancelled else "GET /v1/jobs/"
+    bench.metered.fault("status", status=200, body=REFUNDED, path_contains=path)
+    if cancelled:
+        remote_jobs.cancel(bench.database, bench.ref(), "summary", [bench.studio()], who=ADA)
+    else:
+        with pytest.raises(RemoteJobFailed):
+            bench.call(bench.studio(), PROMPT)
+    assert [(row["state"], row["cost"]) for row in bench.rows()] == [("failed", None)]
