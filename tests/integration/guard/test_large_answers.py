@@ -12,8 +12,9 @@ from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.engine import answer_files, stages
 from dagster_idempotent.engine.answer_files import MAX_IN_TABLE
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
+from dagster_idempotent.engine.retry_policy import Verdict
 from dagster_idempotent.engine.work import Work
-from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
+from dagster_idempotent.errors import ArtifactDamaged, ArtifactNotStored, ConfigurationError
 from dagster_idempotent.providers.openai_batches import Batch, OpenAIBatches
 from dagster_idempotent.providers.outcome import NotFound
 
@@ -76,9 +77,13 @@ def test_a_missing_or_damaged_file_is_told_and_never_paid_for_again(bench: "Benc
 
 def test_a_place_that_takes_no_file_leaves_the_job_where_it_is(bench: "Bench", place: Path) -> None:
     place.write_text("a file where a folder should be")
-    with pytest.raises(ConfigurationError, match="Nothing is lost"):
-        bench.call(bench.studio(), FILM, work=run(bench, place))
+    work = run(bench, place)
+    with pytest.raises(ArtifactNotStored, match="Nothing is lost") as caught:
+        bench.call(bench.studio(), FILM, work=work)
     assert bench.states() == ["accepted"]
+    # Such places come back: no person is needed.
+    assert work.fail_with(caught.value) is Verdict.AGAIN
+    assert not bench.task()["final"]
     place.unlink()
     assert len(bench.call(bench.studio(), FILM, work=run(bench, place)).value.body) == SIZE
     assert bench.charges == 1
