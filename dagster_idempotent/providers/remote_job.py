@@ -144,6 +144,9 @@ class JsonJobApi:
                 field="cancel_path",
             )
         told = self._http.told(self.api.cancel_method, _filled(self.api.cancel_path, remote_ref))
+        if text_at(None if isinstance(told, str) else told, _path(self.api.id_at)) != remote_ref:
+            # "failed" may be said of the cancellation.
+            return self.poll(remote_ref)
         state = self._state(told)
         return self.poll(remote_ref) if isinstance(state, JobUnknown) else state
 

@@ -44,6 +44,15 @@ class TestCancel:
         assert bench.states() == ["accepted"]
         assert bench.call(bench.studio(), PROMPT).value.body.startswith(PNG)
 
+    def test_a_cancellation_that_failed_is_no_job_that_failed(self, bench: "Bench") -> None:
+        bench.unfinished()
+        bench.driven("succeeded")
+        refused = '{"status": "failed", "error": "it has ended"}'
+        bench.metered.fault("status", status=200, body=refused, path_contains="/cancel")
+        assert self.cancel(bench, bench.studio()).action == "asked"
+        assert bench.call(bench.studio(), PROMPT).value.body.startswith(PNG)
+        assert bench.charges == 1
+
     def test_no_answer_to_the_cancellation_ends_nothing(self, bench: "Bench") -> None:
         bench.unfinished()
         bench.metered.fault("status", status=500, path_contains="/cancel")
@@ -69,14 +78,14 @@ class TestCancel:
         assert bench.charges == 1
 
 
-REFUNDED = '{"status": "failed", "cost": {"amount": -0.02, "currency": "USD"}}'
+REFUNDED = '{"id": "%s", "status": "failed", "cost": {"amount": -0.02, "currency": "USD"}}'
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_a_refund_in_place_of_a_cost_does_not_keep_a_job_from_its_end(bench: "Bench", cancelled: bool) -> None:
-    bench.unfinished()
+    job = bench.unfinished()
     path = "/cancel" if cancelled else "GET /v1/jobs/"
-    bench.metered.fault("status", status=200, body=REFUNDED, path_contains=path)
+    bench.metered.fault("status", status=200, body=REFUNDED % job, path_contains=path)
     if cancelled:
         remote_jobs.cancel(bench.database, bench.ref(), "summary", [bench.studio()], who=ADA)
     else:
