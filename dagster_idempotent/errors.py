@@ -29,7 +29,7 @@
     ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
     ├── ArtifactDamaged             a stored file is missing or is not what was written
     ├── CandidateInvalid            transform returned something that the output model refuses
-    ├── ArtifactNotStored           a file reads back otherwise than it was written
+    ├── ArtifactNotStored           a file cannot be written, or reads back otherwise
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
     ├── DeliveryInDoubt             delivered or possibly delivered, no acknowledgement
     ├── StoreError
@@ -199,7 +199,7 @@ class DeliveryInDoubt(IdempotentError):
 
 
 class ArtifactNotStored(IdempotentError):
-    """A file on an object store reads back otherwise than it was written."""
+    """A file cannot be written, or reads back otherwise than it was written; the next attempt writes it again."""
 
 
 class StoreError(IdempotentError):

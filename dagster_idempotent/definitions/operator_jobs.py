@@ -200,19 +200,27 @@ def prune_payloads(context: dg.OpExecutionContext, config: PruneConfig, ledger: 
 def _doubtful(database: Database, config: ResolveConfig) -> list[tuple[listing.TaskRef, str]]:
     ref = find_task(database, config.task, pipeline=config.pipeline) if config.task else None
     highest = Money.parse(config.cost_up_to) if config.cost_up_to else None
-    rows = database.run(
-        lambda c: listing.calls(
-            c,
-            pipeline=config.pipeline,
-            task_id=None if ref is None else ref.task_id,
-            period=config.period or None,
-            call_key=config.call or None,
-            state="accepted" if config.outcome == "failed" else "in_doubt",
-            limit=BATCH,
+    # An abandoned call is sent again only where it is named; of an accepted job only its end can be told.
+    states = ("accepted",) if config.outcome == "failed" else ("in_doubt",)
+    if config.outcome == "resend" and ref is not None and config.call:
+        states = ("in_doubt", "abandoned")
+    rows = [
+        row
+        for state in states
+        for row in database.run(
+            lambda c, state=state: listing.calls(
+                c,
+                pipeline=config.pipeline,
+                task_id=None if ref is None else ref.task_id,
+                period=config.period or None,
+                call_key=config.call or None,
+                state=state,
+                limit=BATCH,
+            )
         )
-    )
-    return [
-        (listing.TaskRef(pipeline=row["pipeline"], task_id=row["task_id"]), row["call_key"])
+    ]
+    chosen = [
+        (listing.TaskRef(pipeline=row["pipeline"], task_id=row["task_id"]), str(row["call_key"]))
         for row in rows
         if highest is None
         or (
@@ -221,6 +229,7 @@ def _doubtful(database: Database, config: ResolveConfig) -> list[tuple[listing.T
             and row["reserved"] <= highest.amount
         )
     ]
+    return list(dict.fromkeys(chosen))
 
 
 def _resolve_one(

@@ -183,8 +183,9 @@ def stop(
                 waits = f"wait {context.retry_number + 1} of {MAX_WAITS}"
                 context.log.info("%s Waiting %.1f s (%s).", error.message, seconds, waits)
                 raise dg.RetryRequested(max_retries=MAX_WAITS, seconds_to_wait=seconds) from error
-            if isinstance(error, RemoteJobUnfinished) and isinstance(work, Work):
-                work.let_go(error)
+            leading = error.leading if isinstance(error, CallsUnfinished) else error
+            if isinstance(leading, RemoteJobUnfinished) and isinstance(work, Work):
+                work.let_go(leading)
             if isinstance(error, CallInDoubt) or (isinstance(error, CallsUnfinished) and error.in_doubt):
                 if isinstance(work, Work):
                     work.hold(HeldFor.IN_DOUBT, error.message)

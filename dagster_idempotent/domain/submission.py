@@ -114,8 +114,13 @@ class Submission:
 
 
 def keys_of(submissions: Sequence[Submission]) -> Sequence[IdempotencyKey]:
-    """Return every key under which a call may have been sent, the newest first."""
-    return list(dict.fromkeys(row.idempotency_key for row in reversed(submissions)))
+    """Return every key under which a call may have been sent and has not ended, the newest first.
+
+    A job that failed is known by its reference, and its key is never used again: found under it, that job would stand
+    for a later one that has not been listed yet.
+    """
+    ended = {row.idempotency_key for row in submissions if row.state is S.FAILED}
+    return [key for key in dict.fromkeys(row.idempotency_key for row in reversed(submissions)) if key not in ended]
 
 
 class Step(StrEnum):

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from types import TracebackType
 
 from dagster_idempotent.domain.submission import Submission
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts, read_artifact
@@ -15,11 +16,29 @@ MAX_IN_TABLE = 64 * 1024 * 1024
 
 def in_hand(row: AnswerRow, call: Call, submission: int, large: LargeArtifacts | None) -> AnswerRow:
     """Return the row of an answer that exists only here: where no file can be written, the table takes it."""
-    try:
-        return stored_aside(row, call, submission, large)
-    except ConfigurationError as error:
-        logger.warning("answer_files.kept_in_table", extra={"call": call.call_key, "reason": error.message})
-        return row
+    kept = _InHand(row, call)
+    with kept:
+        kept.row = stored_aside(row, call, submission, large)
+    return kept.row
+
+
+class _InHand:
+    """Keeps an answer whatever a file system raises, of which each has errors of its own."""
+
+    def __init__(self, row: AnswerRow, call: Call) -> None:
+        self.row = row
+        self._call = call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        logger.warning("answer_files.kept_in_table", extra={"call": self._call.call_key, "reason": str(error)})
+        return True
 
 
 def stored_aside(row: AnswerRow, call: Call, submission: int, large: LargeArtifacts | None) -> AnswerRow:

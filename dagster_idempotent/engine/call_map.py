@@ -17,6 +17,7 @@ from dagster_idempotent.errors import (
     BudgetExceeded,
     CallError,
     CallInDoubt,
+    CallInProgress,
     CandidateInvalid,
     ConfigurationError,
     IdempotentError,
@@ -197,7 +198,8 @@ class _Crew(Generic[Item, Result]):
                 self._failures_in_a_row = 0
             elif single:
                 self._failed[number] = _alone(cast("IdempotentError", error))
-                self._failures_in_a_row += 1
+                # A job that goes on at its provider is no failure, and keeps no other from being submitted.
+                self._failures_in_a_row += not isinstance(error, CallInProgress)
                 if self._failures_in_a_row >= FAILURES_IN_A_ROW:
                     self._stopped = True
             else:

@@ -2,7 +2,7 @@
 
 import shlex
 
-from dagster_idempotent.domain.task import TaskStatus
+from dagster_idempotent.domain.task import ENDED, TaskStatus
 from dagster_idempotent.engine.next_step import NextStep, decision, look_again
 from dagster_idempotent.engine.task_facts import Facts, Row, short_time
 
@@ -26,6 +26,30 @@ def abandoned(facts: Facts) -> list[NextStep]:
         for row in facts.in_state("abandoned")
         if not row["resend_allowed_by"] and not row["late"]
     ]
+
+
+def accepted(facts: Facts, providers: str) -> list[NextStep]:
+    """List what may be done about accepted jobs that never end here: forgotten, their result lost, or not wanted."""
+    steps: list[NextStep] = []
+    for row in facts.in_state("accepted"):
+        call, where = _call(facts, row), _where(row)
+        # Of a task that is at its end nothing is sent any more.
+        after = "" if facts.status in ENDED else ", and the next run submits a new one"
+        steps += [
+            decision(
+                f"{where} show the answer of {row['call_key']}, and no run can fetch it",
+                f"calls resolve {call} --as succeeded --answer FILE --evidence TEXT",
+            ),
+            decision(
+                f"{where} show that {row['call_key']} is over or forgotten for good: its cost stays{after}",
+                f"calls resolve {call} --as failed --evidence TEXT",
+            ),
+            decision(
+                f"the job of {row['call_key']} is not wanted any more: the provider is asked to stop it{after}",
+                f"calls cancel {call} -m {shlex.quote(providers)}",
+            ),
+        ]
+    return steps
 
 
 def charged_twice(facts: Facts) -> list[NextStep]:

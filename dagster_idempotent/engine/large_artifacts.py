@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.engine.files import ObjectPath, write_artifact
-from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
+from dagster_idempotent.errors import ArtifactDamaged, ArtifactNotStored, ConfigurationError
 
 THRESHOLD = 1024 * 1024
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://.+")
@@ -55,10 +55,11 @@ class LargeArtifacts:
         try:
             write_artifact(folder, pipeline, task_id, file, body)
         except OSError as error:
-            raise ConfigurationError(
+            # A store that is away for a moment must not end a task for good.
+            raise ArtifactNotStored(
                 f"Artifact {name!r} of task {task_id} ({len(body):,} bytes) cannot be written below {self.base_uri}: "
                 f"{error}. Nothing is lost: it is fetched or collected again. Let the workers write there.",
-                field="artifacts_uri",
+                path=self.base_uri,
             ) from error
         return "/".join((self.base_uri.rstrip("/"), pipeline, task_id, file))
 

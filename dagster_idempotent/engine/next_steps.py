@@ -18,7 +18,7 @@ def next_steps(facts: Facts, *, providers: str = PROVIDERS) -> Sequence[NextStep
     doubtful = [
         step for row in facts.in_state("intended", "in_doubt") for step in call_steps.in_doubt(facts, row, providers)
     ]
-    steps = doubtful or _by_status(facts, providers)
+    steps = doubtful or [*_by_status(facts, providers), *call_steps.accepted(facts, providers)]
     return [*_frozen(facts, providers), *steps, *call_steps.charged_twice(facts)]
 
 

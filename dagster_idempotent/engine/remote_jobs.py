@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
+from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import SettledBy, Submission, SubmissionState
 from dagster_idempotent.engine.answer_files import stored_aside
 from dagster_idempotent.engine.decisions import Decision, Who, decide
@@ -52,7 +53,7 @@ class Job:
                     return replace(found, reason=f"its result could not be fetched: {found.reason}")
                 self._store(state, found)
             case JobFailed():
-                cost = self.provider.cost_of(state)
+                cost = _cost_of(self.provider, state)
                 self.database.run(
                     lambda c: submissions.end_job(c, self.call, self.submission, error=state.reason, cost=cost),
                     patience=OUTCOME_PATIENCE,
@@ -145,7 +146,7 @@ def cancel(
     call = Call(pipeline=ref.pipeline, task_id=ref.task_id, call_key=seen["call_key"])
     state: JobState = JobUnknown(reason="not asked") if dry_run else provider.cancel(seen["remote_ref"])
     ended = isinstance(state, JobFailed)
-    cost = provider.cost_of(state) if isinstance(state, JobFailed) else None
+    cost = _cost_of(provider, state) if isinstance(state, JobFailed) else None
     return decide(
         database,
         lambda c: decisions.cancel_job(
@@ -173,6 +174,12 @@ def describe(state: JobState) -> str:
             return state.reason
         case _:
             assert_never(state)
+
+
+def _cost_of(provider: AnyJobProvider, state: JobFailed) -> Money | None:
+    """Return what a job cost; less than nothing is a refund, and nothing that it cost: unknown."""
+    cost = provider.cost_of(state)
+    return cost if cost is None or cost.amount >= 0 else None
 
 
 def _provider_of(name: str, providers: list[AnyProvider]) -> AnyJobProvider:

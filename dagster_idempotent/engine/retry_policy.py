@@ -73,7 +73,7 @@ RULES: Mapping[type[BaseException], Rule] = MappingProxyType(
         errors.DecisionRefused: _leave("an operator's verb was refused; no attempt has failed"),
         errors.ArtifactDamaged: _dead("a file does not come back by itself; a person puts it back, then redrives"),
         errors.CandidateInvalid: _dead("the answers are stored: transform would return the same candidate"),
-        errors.ArtifactNotStored: _again("the file has a fixed place and is written whole again"),
+        errors.ArtifactNotStored: _again("a store comes back; the file has a fixed place and is written whole"),
         errors.DeliveryNotSent: _again("nothing was delivered"),
         errors.DeliveryInDoubt: _again("the message keeps its own state; the task's next attempt only replays"),
         errors.StoreError: _again("the database may be well next time"),

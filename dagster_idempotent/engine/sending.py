@@ -75,7 +75,14 @@ class Sending:
         return outcome
 
     def _record_answer(self, answer: AnswerRow) -> None:
-        row = in_hand(answer, self.call, self.submission, self.work.large)
+        row = answer
+        try:
+            row = in_hand(answer, self.call, self.submission, self.work.large)
+        finally:
+            # Also where an interrupt cuts the writing of a file short: nobody else has this answer.
+            self._write_answer(row)
+
+    def _write_answer(self, row: AnswerRow) -> None:
         recorded = self.work.database.run(
             lambda c: submissions.record_answer(c, self.call, self.submission, row), patience=OUTCOME_PATIENCE
         )

@@ -80,9 +80,14 @@ class JobHttp:
         if origin_of(urlsplit(url)) == origin_of(urlsplit(self.base_url)):
             url, pairs, secret = self._authorised(url, headers)
         response = send_unpaid(method, url, headers=pairs, body=body, route=self.route)
+        if secret is None:
+            return response
         if isinstance(response, str):
-            return response.replace(secret, "***") if secret else response
-        return response
+            return response.replace(secret, "***")
+        if 200 <= response.status < 300:  # noqa: PLR2004 - HTTP's class of success
+            return response
+        # A refusal is shown to people, and some of them repeat the key.
+        return replace(response, body=response.body.replace(secret.encode(), b"***"))
 
     def told(self, method: str, place: str, *, body: bytes = b"") -> Mapping[str, object] | str:
         """Return the JSON object that a free request is answered with, or why there is none."""

@@ -116,13 +116,17 @@ class OpenAIBatches:
             if not isinstance(rows, list):
                 return LookUpFailed(reason="the list of batches has no `data`")
             batches = cast("list[object]", rows)
-            for row in batches:
-                reference = text_at(row, ("id",))
-                if at(row, ("metadata", _KEY)) in wanted and reference is not None:
-                    return Unfinished(remote_ref=reference)
-            if told.get("has_more") is not True or not batches:
+            found = [text_at(row, ("id",)) for row in batches if at(row, ("metadata", _KEY)) in wanted]
+            named = [each for each in found if each is not None]
+            if found:
+                return Unfinished(remote_ref=named[0] if named else None, also=tuple(named[1:]))
+            if told.get("has_more") is False:
                 return NotFound(complete=True)
-            after = f"&after={text_at(batches[-1], ('id',))}"
+            last = text_at(batches[-1], ("id",)) if batches else None
+            if last is None:
+                # A page that neither ends the list nor leads on: what it does not show may be there.
+                break
+            after = f"&after={last}"
         return NotFound(complete=False)
 
     def poll(self, remote_ref: str) -> JobState:

@@ -62,7 +62,7 @@ class Provider(Protocol[Request, Value]):
         ...
 
     def find(self, keys: Sequence[IdempotencyKey]) -> Finding:
-        """Look up a request by every key under which it may have been sent."""
+        """Look up a request by the keys under which it may have been sent, the newest first."""
         ...
 
     def decode(self, answer: Answer) -> Value:

@@ -1,7 +1,6 @@
 """`JsonJobApi`: a service with a JSON job API as a remote-job provider, by configuration."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +20,6 @@ from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import Route
 
 JobRequest = Mapping[str, object]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +144,9 @@ class JsonJobApi:
                 field="cancel_path",
             )
         told = self._http.told(self.api.cancel_method, _filled(self.api.cancel_path, remote_ref))
+        if text_at(None if isinstance(told, str) else told, _path(self.api.id_at)) != remote_ref:
+            # "failed" may be said of the cancellation.
+            return self.poll(remote_ref)
         state = self._state(told)
         return self.poll(remote_ref) if isinstance(state, JobUnknown) else state
 
@@ -205,14 +206,12 @@ class JsonJobApi:
         if not isinstance(rows, list):
             return LookUpFailed(reason=f"the look-up has no list at `{self.api.look_up_at}`")
         found = [text_at(row, _path(self.api.id_at)) for row in cast("list[object]", rows)]
-        if len(found) > 1:
-            logger.error("remote_job.accepted_more_than_once", extra={"key": key, "times": len(found)})
         if not found:
             where = self.api.look_up_complete_at
             return NotFound(complete=where is None or at(told, _path(where)) is True)
         if found[0] is None:
             return LookUpFailed(reason=f"the look-up found a job without `{self.api.id_at}`")
-        return Unfinished(remote_ref=found[0])
+        return Unfinished(remote_ref=found[0], also=tuple(each for each in found[1:] if each is not None))
 
     def _state(self, told: Mapping[str, object] | str) -> JobState:
         if isinstance(told, str):

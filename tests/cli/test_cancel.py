@@ -1,5 +1,6 @@
 """`calls cancel`, and an operator's word about a job that the provider has forgotten."""
 
+import shlex
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -67,3 +68,28 @@ def test_the_end_of_a_forgotten_job_is_told_by_a_person(cli: Run, world: Any, ta
     assert (done.json()["after"]["state"], done.json()["after"]["cost"]) == ("failed", 0.02)
     assert cli("verify").code == 0
     assert world.metered.charges == 1
+
+
+@pytest.mark.parametrize("status", ["pending", "running", "dead"])
+def test_explain_says_how_a_forgotten_job_ends_and_its_command_does_it(
+    cli: Run, world: Any, task_id: str, status: str
+) -> None:
+    if status == "pending":
+        released = cli("tasks", "release", task_id, *WHO)
+        assert released.code == 0, released.err
+    elif status == "dead":
+        world.query(
+            "UPDATE dagster_idempotent.tasks SET status = 'dead', owner = NULL, lease_expires_at = NULL, "
+            "fencing_token = fencing_token + 1 WHERE task_id = %s RETURNING 1 AS x",
+            task_id,
+        )
+    steps = cli("explain", task_id, "--json").json()["next"]
+    (step,) = [each for each in steps if "--as failed" in each["command"]]
+    assert "forgotten for good" in step["when"]
+    assert world.metered.jobs()[-1].id in step["when"]
+    filled = {"TEXT": "ticket 7", "NAME": "ada"}
+    done = cli(*[filled.get(word, word) for word in shlex.split(step["command"])[1:]])
+    assert done.code == 0, done.err
+    assert world.query("SELECT state FROM dagster_idempotent.submissions") == [{"state": "failed"}]
+    steps = cli("explain", task_id, "--json").json()["next"]
+    assert not [each for each in steps if "calls resolve" in each["command"]]

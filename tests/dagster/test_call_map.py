@@ -1,9 +1,11 @@
 """Many calls in a real op: what is missing is sent by the next run, what is in doubt holds the task (R14, R16)."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import psycopg
 import pytest
 from pydantic import BaseModel
 
@@ -11,6 +13,9 @@ from dagster_idempotent import (
     AllocatorResource,
     GuardedChatCompletionsResource,
     GuardedOpenAIResource,
+    GuardedProviderResource,
+    JobApi,
+    JsonJobApi,
     LedgerResource,
     Pipeline,
     Task,
@@ -95,3 +100,40 @@ def test_a_run_sends_what_the_one_before_could_not_and_holds_what_is_in_doubt(
         assert not success
         assert "is held (in_doubt)" in text
         assert metered_provider.charges == 20
+
+
+class Studio(GuardedProviderResource):
+    base_url: str
+
+    def provider(self) -> JsonJobApi:
+        api = JobApi(result_path="/jobs/{id}/result", poll_budget=timedelta(0))
+        return JsonJobApi(api, name="studio", base_url=self.base_url, api_key_variable="TEST_API_KEY")
+
+
+def films(context: dg.OpExecutionContext, model: Studio) -> Labels:
+    made = model.get_calls(context).map(range(3), key=key, request=lambda number: {"prompt": str(number)})
+    return Labels(labels=[film.media_type for film in made])
+
+
+def test_waiting_for_many_jobs_uses_no_attempt(
+    folder: Path, ledger_url: str, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder.exists()
+    monkeypatch.setattr("dagster_idempotent.definitions.step.MAX_WAITS", 0)
+    ledger = LedgerResource(url=ledger_url)
+    model = Studio(base_url=metered_provider.base_url)
+    resources = {"ledger": ledger, "allocator": AllocatorResource(ledger=ledger), "model": model}
+    pipeline = Pipeline("weekly", output=Labels, max_attempts=1)
+    weeks = iso_week_partitions("2026-01-05")
+    job = idempotent_job(pipeline, collect=collect, transform=films, partitions_def=weeks)
+    defs = dg.Definitions(jobs=[job], resources=resources)
+    with dg.instance_for_test() as instance, psycopg.connect(ledger_url, autocommit=True) as connection:
+        # A job has ended at its third poll; each run has time for one.
+        for over in (False, False, True):
+            result = defs.resolve_job_def("weekly").execute_in_process(
+                instance=instance, partition_key="2026-08-03", raise_on_error=False
+            )
+            assert result.success is over
+            task = connection.execute("SELECT status, attempts FROM dagster_idempotent.tasks").fetchone()
+            assert task == (("completed", 1) if over else ("pending", 0))
+    assert metered_provider.charges == 3

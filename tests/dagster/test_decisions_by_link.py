@@ -74,6 +74,23 @@ def test_a_call_in_doubt_is_settled_from_the_link_of_its_run(
     assert {row["reason"] for row in decided} == {"ticket 12"}
 
 
+def test_a_call_that_was_given_up_on_is_sent_again_from_the_link_of_the_run_that_met_it(
+    dagster: Dagster, sql: Rows, metered_provider: MeteredProvider
+) -> None:
+    metered_provider.fault("accept_then_drop")
+    run = dagster.launch("blind", partition=WEEK)
+    let_time_pass(sql)
+    given_up = follow(dagster, decisions(dagster, run)["give up on the answer"])
+    assert given_up.status is dg.DagsterRunStatus.SUCCESS
+    met = dagster.reexecute(run, "FROM_FAILURE")
+    offered = decisions(dagster, met)
+    assert list(offered) == ["send again, which may charge twice"]
+    again = follow(dagster, offered["send again, which may charge twice"])
+    assert again.status is dg.DagsterRunStatus.SUCCESS, dagster.failures(again)
+    assert sql.execute("SELECT count(*) AS n FROM dagster_idempotent.resends").fetchone() == {"n": 1}
+    assert metered_provider.charges == 1
+
+
 def test_a_link_whose_actor_was_not_typed_decides_nothing(dagster: Dagster, metered_provider: MeteredProvider) -> None:
     metered_provider.fault("accept_then_drop")
     offered = decisions(dagster, dagster.launch("blind", partition=WEEK))

@@ -8,7 +8,7 @@ from dagster_idempotent.domain.money import Money
 from dagster_idempotent.engine import remote_jobs, resolutions
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.resolutions import Evidence, Proof
-from dagster_idempotent.errors import DecisionRefused
+from dagster_idempotent.errors import DecisionRefused, RemoteJobFailed
 
 if TYPE_CHECKING:
     from tests.integration.guard.conftest import Bench
@@ -44,6 +44,15 @@ class TestCancel:
         assert bench.states() == ["accepted"]
         assert bench.call(bench.studio(), PROMPT).value.body.startswith(PNG)
 
+    def test_a_cancellation_that_failed_is_no_job_that_failed(self, bench: "Bench") -> None:
+        bench.unfinished()
+        bench.driven("succeeded")
+        refused = '{"status": "failed", "error": "it has ended"}'
+        bench.metered.fault("status", status=200, body=refused, path_contains="/cancel")
+        assert self.cancel(bench, bench.studio()).action == "asked"
+        assert bench.call(bench.studio(), PROMPT).value.body.startswith(PNG)
+        assert bench.charges == 1
+
     def test_no_answer_to_the_cancellation_ends_nothing(self, bench: "Bench") -> None:
         bench.unfinished()
         bench.metered.fault("status", status=500, path_contains="/cancel")
@@ -67,3 +76,19 @@ class TestCancel:
         resolutions.resolve(bench.database, bench.ref(), "summary", brought, who=ADA)
         assert bench.call(bench.studio(), PROMPT).value.body == b"the bytes"
         assert bench.charges == 1
+
+
+REFUNDED = '{"id": "%s", "status": "failed", "cost": {"amount": -0.02, "currency": "USD"}}'
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_refund_in_place_of_a_cost_does_not_keep_a_job_from_its_end(bench: "Bench", cancelled: bool) -> None:
+    job = bench.unfinished()
+    path = "/cancel" if cancelled else "GET /v1/jobs/"
+    bench.metered.fault("status", status=200, body=REFUNDED % job, path_contains=path)
+    if cancelled:
+        remote_jobs.cancel(bench.database, bench.ref(), "summary", [bench.studio()], who=ADA)
+    else:
+        with pytest.raises(RemoteJobFailed):
+            bench.call(bench.studio(), PROMPT)
+    assert [(row["state"], row["cost"]) for row in bench.rows()] == [("failed", None)]

@@ -1,18 +1,22 @@
 """What is too large for a table lies in a file that its row describes; every read checks it."""
 
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.engine import answer_files, stages
 from dagster_idempotent.engine.answer_files import MAX_IN_TABLE
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
+from dagster_idempotent.engine.retry_policy import Verdict
 from dagster_idempotent.engine.work import Work
-from dagster_idempotent.errors import ArtifactDamaged, ConfigurationError
+from dagster_idempotent.errors import ArtifactDamaged, ArtifactNotStored, ConfigurationError
 from dagster_idempotent.providers.openai_batches import Batch, OpenAIBatches
+from dagster_idempotent.providers.outcome import NotFound
 
 if TYPE_CHECKING:
     from tests.integration.guard.conftest import Bench
@@ -73,9 +77,13 @@ def test_a_missing_or_damaged_file_is_told_and_never_paid_for_again(bench: "Benc
 
 def test_a_place_that_takes_no_file_leaves_the_job_where_it_is(bench: "Bench", place: Path) -> None:
     place.write_text("a file where a folder should be")
-    with pytest.raises(ConfigurationError, match="Nothing is lost"):
-        bench.call(bench.studio(), FILM, work=run(bench, place))
+    work = run(bench, place)
+    with pytest.raises(ArtifactNotStored, match="Nothing is lost") as caught:
+        bench.call(bench.studio(), FILM, work=work)
     assert bench.states() == ["accepted"]
+    # Such places come back: no person is needed.
+    assert work.fail_with(caught.value) is Verdict.AGAIN
+    assert not bench.task()["final"]
     place.unlink()
     assert len(bench.call(bench.studio(), FILM, work=run(bench, place)).value.body) == SIZE
     assert bench.charges == 1
@@ -100,6 +108,23 @@ def test_an_answer_in_hand_goes_to_the_table_where_its_file_cannot_be_written(be
     work.large = LargeArtifacts(base_uri=str(place), threshold=1)
     answer = bench.call(bench.provider(), request, work=work)
     assert bench.rows()[0]["response_body"] == answer.answer.body
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError, KeyboardInterrupt])
+def test_an_answer_in_hand_survives_whatever_a_file_system_raises(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, trouble: type[BaseException]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise trouble("503 of a store with errors of its own")  # as gcsfs' HttpError, which is no OSError
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", fail)
+    work = run(bench, "memory://bucket/artifacts")
+    work.large = LargeArtifacts(base_uri="memory://bucket/artifacts", threshold=1)
+    with suppress(KeyboardInterrupt):
+        bench.call(bench.without_look_up(), work=work)
+    assert bench.states() == ["succeeded"]
+    assert bench.call(bench.without_look_up()).replayed
+    assert bench.charges == 1
 
 
 def test_a_synchronous_answer_may_lie_in_a_file_too(bench: "Bench", place: Path) -> None:
@@ -157,6 +182,12 @@ class TestBatches:
         result: Any = bench.call(self.batches(bench), self.batch())  # pyright: ignore[reportArgumentType]
         assert len(result.value.answers) == 3
         assert bench.charges == 1
+
+    @pytest.mark.parametrize("page", ['{"data": []}', '{"data": [], "has_more": true}', '{"data": [{}]}'])
+    def test_a_list_that_does_not_say_that_it_is_whole_proves_nothing(self, bench: "Bench", page: str) -> None:
+        bench.metered.fault("status", status=200, body=page, path_contains="GET /v1/batches")
+        assert self.batches(bench).find(["some-key"]) == NotFound(complete=False)
+        assert self.batches(bench).find(["some-key"]) == NotFound(complete=True)
 
     def test_an_upload_that_fails_has_sent_nothing_that_costs(self, bench: "Bench") -> None:
         bench.metered.fault("status", status=500, path_contains="/v1/files")

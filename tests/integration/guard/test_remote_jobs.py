@@ -62,7 +62,7 @@ class TestOneJob:
     def test_progress_is_told_as_it_changes(self, bench: "Bench") -> None:
         lines: list[str] = []
         work = bench.claim(bench.allocate())
-        work.say = lines.append
+        work.log = lines.append
         bench.call(bench.studio(), PROMPT, work=work)
         job = bench.metered.jobs()[-1].id
         assert lines == [
@@ -94,12 +94,17 @@ class TestOneJob:
             bench.metered.fault("redirect", status=302, location=target, path_contains="/result")
         said: list[str] = []
         work = bench.claim(bench.allocate())
-        work.say = said.append
+        work.log = said.append
         assert bench.call(bench.studio(), PROMPT, work=work).value.body.startswith(PNG)
         told = " ".join(said)
         assert "no job no-such-job" in told
         assert "expected the header Authorization" in told
         assert "leads to file:" in told
+
+    def test_a_key_that_a_refusal_repeats_is_shown_to_nobody(self, bench: "Bench") -> None:
+        bench.metered.fault("status", status=401, body=f"no such key: {bench.secret}", path_contains="GET /v1/jobs/")
+        with pytest.raises(RemoteJobUnfinished, match=r"no such key: \*\*\*"):
+            bench.call(bench.studio(poll_budget=timedelta(0)), PROMPT)
 
     def test_what_a_test_drives_a_job_to_make_is_its_result(self, bench: "Bench") -> None:
         bench.unfinished()
@@ -151,6 +156,23 @@ class TestSubmission:
         assert result.value.body.startswith(PNG)
         assert (len(bench.posts), len(set(bench.posts)), bench.charges) == (2, 1, 1)
         assert [(row["state"], row["sends"]) for row in bench.rows()] == [("succeeded", 2)]
+
+    def test_a_service_that_does_not_honour_its_keys_is_shown_in_red(self, bench: "Bench") -> None:
+        bench.metered.fault("accept_then_drop")
+        not_yet = '{"jobs": [], "complete": true}'
+        # Once after the send, and by the next run before its claim and before its resend.
+        bench.metered.fault("status", times=3, status=200, body=not_yet, path_contains="GET /v1/jobs")
+        keyed = bench.studio(key_window=timedelta(hours=1))
+        with pytest.raises(CallInDoubt):
+            bench.call(keyed, PROMPT)
+        assert bench.call(keyed, PROMPT).value.body.startswith(PNG)
+        assert bench.charges == 2
+        red = bench.sql.execute("SELECT remote_ref FROM dagster_idempotent.charged_twice").fetchall()
+        other = next(job.id for job in bench.metered.jobs()[-2:] if job.id != bench.rows()[0]["remote_ref"])
+        assert red == [{"remote_ref": other}]
+        # In whatever order a service lists them.
+        found = keyed.find([bench.rows()[0]["idempotency_key"]])
+        assert {found.remote_ref, *found.also} == {job.id for job in bench.metered.jobs()[-2:]}
 
     def test_a_refusal_is_no_job_and_may_be_followed_by_one(self, bench: "Bench") -> None:
         with pytest.raises(CallRejected, match="expected `prompt`"):
@@ -289,3 +311,19 @@ class TestTheJobsOwnEnd:
         counter = bench.sql.execute("SELECT * FROM dagster_idempotent.budgets WHERE scope = 'pipeline'").fetchone()
         assert counter is not None
         assert (counter["reserved"], counter["settled"]) == (0, Decimal("0.30"))
+
+    def test_a_look_up_never_takes_the_failed_job_for_the_one_in_doubt(self, bench: "Bench") -> None:
+        bench.unfinished()
+        failed = bench.driven("failed")
+        with pytest.raises(RemoteJobFailed):
+            bench.call(bench.studio(), PROMPT)
+        # The second job is taken in, its answer lost; it is listed a little later, as `settle_delay` allows for.
+        bench.metered.fault("accept_then_drop")
+        not_yet = '{"jobs": [], "complete": true}'
+        bench.metered.fault("status", status=200, body=not_yet, path_contains="GET /v1/jobs")
+        with pytest.raises(CallInDoubt):
+            bench.call(bench.studio(), PROMPT)
+        assert [row["remote_ref"] for row in bench.rows()] == [failed, None]
+        result = bench.call(bench.studio(), PROMPT)
+        assert (result.submission, result.remote_ref) == (2, bench.metered.jobs()[-1].id)
+        assert (bench.states(), bench.charges) == (["failed", "succeeded"], 2)
