@@ -62,7 +62,7 @@ class TestOneJob:
     def test_progress_is_told_as_it_changes(self, bench: "Bench") -> None:
         lines: list[str] = []
         work = bench.claim(bench.allocate())
-        work.say = lines.append
+        work.log = lines.append
         bench.call(bench.studio(), PROMPT, work=work)
         job = bench.metered.jobs()[-1].id
         assert lines == [
@@ -94,7 +94,7 @@ class TestOneJob:
             bench.metered.fault("redirect", status=302, location=target, path_contains="/result")
         said: list[str] = []
         work = bench.claim(bench.allocate())
-        work.say = said.append
+        work.log = said.append
         assert bench.call(bench.studio(), PROMPT, work=work).value.body.startswith(PNG)
         told = " ".join(said)
         assert "no job no-such-job" in told
