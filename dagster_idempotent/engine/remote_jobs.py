@@ -7,25 +7,24 @@ import logging
 import random
 import time
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from dagster_idempotent.domain.submission import SettledBy, Submission, SubmissionState
 from dagster_idempotent.engine.answer_files import stored_aside
 from dagster_idempotent.engine.decisions import Decision, Who, decide
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
-from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, AnyProvider, answer_row
+from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, answer_row
 from dagster_idempotent.engine.resolutions import current
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import ConfigurationError, DecisionRefused, RemoteJobFailed, RemoteJobUnfinished
 from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobRunning, JobState, JobUnknown
 from dagster_idempotent.providers.outcome import Answer, Succeeded
-from dagster_idempotent.providers.protocol import RemoteJobProvider
+from dagster_idempotent.providers.protocol import AnyJobProvider, AnyProvider, RemoteJobProvider
 from dagster_idempotent.store import decisions, submissions
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 from dagster_idempotent.store.submissions import Call
 
-AnyJobProvider = RemoteJobProvider[Any, Any]
 logger = logging.getLogger(__name__)
 # Seconds between two lines about a job that says nothing new.
 _SILENCE = 60.0
