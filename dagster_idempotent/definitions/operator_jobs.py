@@ -61,8 +61,9 @@ class ResolveConfig(DecisionConfig):
     call: str = Field(default="", description="One call; empty: every call in doubt of the tasks.")
     period: str = Field(default="", description="Only tasks of this period, such as 2026-W32.")
     cost_up_to: str = Field(default="", description="Only calls whose reservation is at most this, such as 0.50 USD.")
-    outcome: Literal["succeeded", "accepted", "not_sent", "rejected", "abandoned", "resend"] = Field(
-        description="What you found. `abandoned` gives up on the answer; `resend` sends again and MAY CHARGE TWICE."
+    outcome: Literal["succeeded", "accepted", "not_sent", "rejected", "failed", "abandoned", "resend"] = Field(
+        description="What you found. `failed` ends an accepted job that has ended without a result, or that its "
+        "provider has forgotten; `abandoned` gives up on the answer; `resend` sends again and MAY CHARGE TWICE."
     )
     answer: str = Field(default="", description="For `succeeded`: the provider's answer, which later runs replay.")
     remote_reference: str = Field(default="", description="For `accepted`: the provider's reference.")
@@ -164,7 +165,8 @@ def resolve(context: dg.OpExecutionContext, config: ResolveConfig, ledger: Ledge
     database = ledger.database()
     chosen = _doubtful(database, config)
     if not chosen:
-        raise dg.Failure(f"No call in doubt of pipeline {config.pipeline!r} fits the filter.", allow_retries=False)
+        kind = "accepted job" if config.outcome == "failed" else "call in doubt"
+        raise dg.Failure(f"No {kind} of pipeline {config.pipeline!r} fits the filter.", allow_retries=False)
     refused: list[str] = []
     for ref, call in chosen:
         try:
@@ -205,7 +207,7 @@ def _doubtful(database: Database, config: ResolveConfig) -> list[tuple[listing.T
             task_id=None if ref is None else ref.task_id,
             period=config.period or None,
             call_key=config.call or None,
-            state="in_doubt",
+            state="accepted" if config.outcome == "failed" else "in_doubt",
             limit=BATCH,
         )
     )

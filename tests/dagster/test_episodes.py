@@ -142,3 +142,24 @@ def test_a_spent_poll_budget_waits_and_then_lets_go_of_the_task_without_failing_
     again = studio.launch("episodes_generate", config=for_task("existing_task"))
     assert again.status is dg.DagsterRunStatus.SUCCESS, studio.failures(again)
     assert metered_provider.charges == 3 >= paid
+
+
+def test_a_job_that_its_studio_has_forgotten_is_ended_by_an_operator_and_made_anew(
+    studio: Dagster, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "MAX_WAITS", 0)
+    monkeypatch.setattr("example_repo.studio.STUDIO_API", replace(STUDIO_API, poll_budget=timedelta(0)))
+    forgotten = {"ops": {"resolve": {"config": {"pipeline": "episodes", "outcome": "failed", **WHO}}}}
+    nothing = studio.launch("idempotency_resolve", config=forgotten)
+    assert "No accepted job of pipeline 'episodes' fits the filter." in studio.failures(nothing)[0]
+    metered_provider.fault("status", status=404, times=None, path_contains="GET /v1/jobs/")
+    studio.tick("episodes_schedule", TUESDAY)
+    paid = metered_provider.charges
+    assert paid >= 1
+    ended = studio.launch("idempotency_resolve", config=forgotten)
+    assert ended.status is dg.DagsterRunStatus.SUCCESS, studio.failures(ended)
+    metered_provider.clear_faults()
+    monkeypatch.setattr("example_repo.studio.STUDIO_API", STUDIO_API)
+    again = studio.launch("episodes_generate", config=for_task("existing_task"))
+    assert again.status is dg.DagsterRunStatus.SUCCESS, studio.failures(again)
+    assert metered_provider.charges == paid + 3
