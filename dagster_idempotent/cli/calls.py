@@ -47,7 +47,7 @@ SHOW_COLUMNS = (*COLUMNS[3:], "idempotency_key", "remote_ref", "intended_at", "s
 
 @click.group(cls=Noun)
 def command() -> None:
-    """Paid calls: list, look up at the provider, resolve, abandon, send again knowingly."""
+    """Paid calls: list, look up at the provider, resolve, cancel, abandon, send again knowingly."""
 
 
 @command.command("list")
