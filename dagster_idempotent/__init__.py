@@ -105,12 +105,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "definitions.asset_channel": ("AssetChannel",),
     "definitions.alerts": ("Attention", "AttentionKind"),
+    "definitions.asset_channel": ("AssetChannel",),
     "definitions.component": ("IdempotentJobComponent",),
     "definitions.jobs": ("idempotent_asset", "idempotent_graph", "idempotent_job"),
-    "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
     "definitions.operator_definitions": ("operator_definitions",),
+    "definitions.ops": ("allocate_op", "collect_op", "deliver_op", "persist_op", "transform_op"),
     "definitions.partitions": ("by_subject", "iso_week_partitions"),
     "definitions.resources": (
         "AllocatorResource",
@@ -128,11 +128,12 @@ _HOMES = {
     "domain.backoff": ("Backoff",),
     "domain.identity": ("Identity",),
     "domain.money": ("Budget", "Money"),
+    "domain.outbox": ("DeliveryPolicy", "Message"),
     "domain.pipeline": ("Pipeline",),
     "domain.task": ("Raw", "Task"),
     "engine.call_keys": ("call_key",),
     "engine.call_map": ("map_calls",),
-    "domain.outbox": ("DeliveryPolicy", "Message"),
+    "engine.calls": ("Calls",),
     "engine.channels.file": ("FileChannel",),
     "engine.channels.http": ("HttpChannel",),
     "engine.channels.paid": ("PaidChannel",),
@@ -140,11 +141,10 @@ _HOMES = {
     "engine.effects": ("EffectTransaction",),
     "engine.files": ("write_artifact",),
     "engine.tables": ("replace_rows",),
-    "engine.calls": ("Calls",),
+    "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
     "providers.job_api": ("JobApi",),
     "providers.openai_batches": ("Batch", "BatchResult", "OpenAIBatches"),
     "providers.remote_job": ("JobResult", "JsonJobApi"),
-    "errors": ("DeliveryInDoubt", "DeliveryNotSent"),
 }
 
 

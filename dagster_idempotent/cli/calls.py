@@ -24,8 +24,8 @@ from dagster_idempotent.domain.submission import SubmissionState
 from dagster_idempotent.engine import remote_jobs, resolutions
 from dagster_idempotent.engine.listing import find_task, unknown_call
 from dagster_idempotent.engine.operator_look_up import look_up
-from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.resolutions import Evidence, Proof
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.store import listing
 
 COLUMNS = (
@@ -47,7 +47,7 @@ SHOW_COLUMNS = (*COLUMNS[3:], "idempotency_key", "remote_ref", "intended_at", "s
 
 @click.group(cls=Noun)
 def command() -> None:
-    """Paid calls: list, look up at the provider, resolve, abandon, send again knowingly."""
+    """Paid calls: list, look up at the provider, resolve, cancel, abandon, send again knowingly."""
 
 
 @command.command("list")

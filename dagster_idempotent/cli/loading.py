@@ -9,8 +9,8 @@ from typing import TypeGuard, cast
 import click
 
 from dagster_idempotent.cli.failures import UsersCode
-from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.relay import Channel
+from dagster_idempotent.providers.protocol import AnyProvider
 
 
 def load(path: str) -> object:

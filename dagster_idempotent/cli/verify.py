@@ -1,6 +1,6 @@
 """`verify`: the whole ledger against its own rules."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -13,6 +13,7 @@ from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine.listing import check_pipeline
 from dagster_idempotent.engine.provider_check import Comparison, compare
 from dagster_idempotent.engine.verify import Finding, verify
+from dagster_idempotent.store.rows import Row
 
 
 @click.command(cls=Verb)
@@ -52,21 +53,7 @@ def command(asked: Asked, *, pipeline: str | None, against_provider: bool, provi
                 compared = compare(database, adapters, pipeline=pipeline, progress=say)
     findings, notices = _rows([*found.findings, *compared.findings]), _rows([*found.notices, *compared.notices])
     totals = dict(found.totals) | ({} if adapters is None else {"look_ups": compared.asked})
-    if asked.as_json:
-        document = {
-            "sound": not findings,
-            "rules": found.rules,
-            "findings": findings,
-            "notices": notices,
-            "totals": totals,
-        }
-        print_json(document)
-    else:
-        for name, value in totals.items():
-            click.echo(f"{name}: {text_of(value)}")
-        for rows in (notices, findings):
-            if rows:
-                print_rows(rows, ("rule", "subject", "found"), as_json=False, nothing="")
+    _print(found.rules, findings, notices, totals, as_json=asked.as_json)
     say(f"{found.rules} rules checked, {len(findings)} contradiction(s), {len(notices)} notice(s).")
     if findings:
         click.get_current_context().exit(FAILED)
@@ -77,5 +64,18 @@ def command(asked: Asked, *, pipeline: str | None, against_provider: bool, provi
         )
 
 
-def _rows(findings: Sequence[Finding]) -> list[dict[str, str]]:
+def _print(
+    rules: int, findings: Sequence[Row], notices: Sequence[Row], totals: Mapping[str, object], *, as_json: bool
+) -> None:
+    if as_json:
+        print_json({"sound": not findings, "rules": rules, "findings": findings, "notices": notices, "totals": totals})
+        return
+    for name, value in totals.items():
+        click.echo(f"{name}: {text_of(value)}")
+    for rows in (notices, findings):
+        if rows:
+            print_rows(rows, ("rule", "subject", "found"), as_json=False, nothing="")
+
+
+def _rows(findings: Sequence[Finding]) -> list[Row]:
     return [{"rule": each.rule, "subject": each.subject, "found": each.found} for each in findings]

@@ -57,47 +57,33 @@ def attentions(database: Database, webserver: str | None) -> Sequence[Attention]
     held = database.run(lambda c: listing.tasks(c, status="held", limit=SEEN))
     dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SEEN))
 
-    def about(kind: AttentionKind, row: listing.Row, call: str, text: str) -> Attention:
-        ref = TaskRef(pipeline=row["pipeline"], task_id=TaskId(row["task_id"]))
-        return Attention(
-            kind=kind,
-            pipeline=ref.pipeline,
-            task_id=ref.task_id,
-            call_key=call,
-            text=f"{text} `dagster-idempotent explain {ref}` says what is safe next.",
-            link=runs_link(ref, webserver),
-        )
-
     return [
         *(
-            about(
-                AttentionKind.IN_DOUBT,
-                row,
-                row["call_key"],
-                f"Call {row['call_key']!r} of task {row['task_id']} ({row['pipeline']}) is in doubt.",
-            )
+            _about(AttentionKind.IN_DOUBT, row, webserver, f"call {row['call_key']!r} is in doubt", row["call_key"])
             for row in doubtful
         ),
         *(
-            about(
-                AttentionKind.HELD,
-                row,
-                "",
-                f"Task {row['task_id']} ({row['pipeline']}) is held for its {row['held_for']}.",
-            )
+            _about(AttentionKind.HELD, row, webserver, f"it is held for its {row['held_for']}")
             for row in held
             if row["held_for"] != "in_doubt"
         ),
         *(
-            about(
-                AttentionKind.DEAD,
-                row,
-                "",
-                f"Task {row['task_id']} ({row['pipeline']}) is a dead letter: {row['error'] or 'no error kept'}.",
-            )
+            _about(AttentionKind.DEAD, row, webserver, f"it is a dead letter ({row['error'] or 'no error kept'})")
             for row in dead
         ),
     ]
+
+
+def _about(kind: AttentionKind, row: listing.Row, webserver: str | None, said: str, call: str = "") -> Attention:
+    ref = TaskRef(pipeline=row["pipeline"], task_id=TaskId(row["task_id"]))
+    return Attention(
+        kind=kind,
+        pipeline=ref.pipeline,
+        task_id=ref.task_id,
+        call_key=call,
+        text=f"Task {ref}: {said}. `dagster-idempotent explain {ref}` says what is safe next.",
+        link=runs_link(ref, webserver),
+    )
 
 
 def alert_sensor(alert: Alert, *, minimum_interval_seconds: int = 60) -> dg.SensorDefinition:

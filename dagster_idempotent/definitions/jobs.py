@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
-from pydantic import BaseModel
 
 from dagster_idempotent.definitions.declared import Declared, declare
 from dagster_idempotent.definitions.keys import AnyPartitions, check_partitions, tags_of
@@ -21,9 +20,7 @@ from dagster_idempotent.definitions.ops import (
     transform_op,
 )
 from dagster_idempotent.definitions.signatures import Body
-from dagster_idempotent.domain.pipeline import Pipeline
-
-AnyPipeline = Pipeline[BaseModel]
+from dagster_idempotent.domain.pipeline import AnyPipeline
 
 
 def idempotent_graph(

@@ -16,16 +16,15 @@ from dagster_idempotent.definitions.step import replaying, restore_retries, stop
 from dagster_idempotent.domain.identity import Identity
 from dagster_idempotent.domain.outbox import Message, MessageState
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.domain.pipeline import Pipeline
+from dagster_idempotent.domain.pipeline import AnyPipeline
 from dagster_idempotent.domain.task import Task, TaskStatus
 from dagster_idempotent.engine import stages
 from dagster_idempotent.engine.allocator import get_task
-from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.relay import Channel, deliver_task
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import IdempotentError
+from dagster_idempotent.providers.protocol import AnyProvider
 
-AnyPipeline = Pipeline[BaseModel]
 Channels = Mapping[str, Channel]
 ANYTHING = dg.Out()
 LEDGER = {"ledger": LedgerResource}

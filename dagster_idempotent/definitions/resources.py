@@ -28,10 +28,10 @@ from dagster_idempotent.engine.calls import Calls
 from dagster_idempotent.engine.effects import EffectTransaction
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.large_artifacts import THRESHOLD, LargeArtifacts
-from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.work import current_work
 from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.chat_completions import ChatCompletion, ChatCompletionsProvider, ChatRequest
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.store import version
 from dagster_idempotent.store.database import Database
 

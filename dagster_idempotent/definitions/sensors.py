@@ -96,7 +96,7 @@ def attention_sensor(*, minimum_interval_seconds: int = 60) -> dg.SensorDefiniti
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"ledger"},
-        description="Report calls in doubt, held tasks and dead letters as asset checks, until they are resolved.",
+        description="Report what waits for a person as asset checks, until it is resolved.",
     )
     def sense(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         state = look_at(_ledger(context).database())

@@ -16,7 +16,6 @@ from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.domain.task import HeldFor, Lease, Owner, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
-from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.retry_policy import Verdict, rule_of
 from dagster_idempotent.engine.work import Work, claim
 from dagster_idempotent.errors import (
@@ -31,6 +30,7 @@ from dagster_idempotent.errors import (
     StoreError,
     TaskClosed,
 )
+from dagster_idempotent.providers.protocol import AnyProvider
 
 # How often an op waits for a busy task before it stops and says who holds it.
 MAX_WAITS = 20

@@ -94,6 +94,9 @@ def _output_model(output: type[Output]) -> type[Output]:
     )
 
 
+AnyPipeline = Pipeline[BaseModel]
+
+
 def _is_model(given: object) -> bool:
     return isinstance(given, type) and issubclass(given, BaseModel)
 

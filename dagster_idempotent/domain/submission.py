@@ -35,7 +35,6 @@ class SubmissionState(StrEnum):
 S = SubmissionState
 LIVE = frozenset({S.INTENDED, S.IN_DOUBT, S.ACCEPTED, S.SUCCEEDED})
 VOID = frozenset(S) - LIVE
-UNSETTLED = frozenset({S.INTENDED, S.IN_DOUBT, S.ACCEPTED})
 MOVES: Mapping[S, frozenset[S]] = MappingProxyType(
     {
         S.INTENDED: frozenset({S.NOT_SENT, S.REJECTED, S.ACCEPTED, S.SUCCEEDED, S.IN_DOUBT}),

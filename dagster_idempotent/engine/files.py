@@ -6,6 +6,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from dagster_idempotent.domain.period import TaskId
@@ -52,12 +53,10 @@ Folder = Path | ObjectPath
 def folder_at(place: Folder | str) -> Folder:
     """Return a folder given as a path, a URI such as `s3://bucket/digests`, or a UPath."""
     if isinstance(place, str):
+        parts = urlsplit(place)
         if "://" not in place:
             return Path(place)
-        # Loads fsspec, which only URIs need.
-        from upath import UPath  # noqa: PLC0415
-
-        return folder_at(UPath(place))
+        return Path(unquote(parts.path)) if parts.scheme == "file" else folder_at(_remote(place))
     if isinstance(place, Path):
         return place
     return Path(place.path) if place.protocol in ("file", "local", "") else place
@@ -126,6 +125,19 @@ def safe_name(name: str) -> str:
             field="name",
         )
     return name
+
+
+def _remote(uri: str) -> ObjectPath:
+    # Dagster brings it; it takes long to load and is needed for object stores only.
+    from upath import UPath  # noqa: PLC0415
+
+    try:
+        return UPath(uri)
+    except (ImportError, ValueError) as error:
+        raise ConfigurationError(
+            f"{uri} cannot be opened: {error}. Install the fsspec package of this scheme, such as s3fs or gcsfs.",
+            field="folder",
+        ) from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,12 +3,9 @@
 import re
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.engine.files import ObjectPath, write_artifact
+from dagster_idempotent.engine.files import folder_at, write_artifact
 from dagster_idempotent.errors import ArtifactDamaged, ArtifactNotStored, ConfigurationError
 
 THRESHOLD = 1024 * 1024
@@ -51,9 +48,8 @@ class LargeArtifacts:
         """
         digest = sha256(body).hexdigest()
         file = _file_name(name, digest)
-        folder: Path | ObjectPath = _local(self.base_uri) or _remote(self.base_uri)
         try:
-            write_artifact(folder, pipeline, task_id, file, body)
+            write_artifact(self.base_uri, pipeline, task_id, file, body)
         except OSError as error:
             # A store that is away for a moment must not end a task for good.
             raise ArtifactNotStored(
@@ -67,7 +63,7 @@ class LargeArtifacts:
 def read_artifact(uri: str, *, sha256_of: str, size: int, what: str) -> bytes:
     """Read a body and compare it with its row; raises ArtifactDamaged where it is missing or another."""
     base, *parts = uri.rsplit("/", 3)
-    place: Any = _local(base) or _remote(base)
+    place = folder_at(base)
     for name in parts:
         place = place / name
     try:
@@ -88,27 +84,6 @@ def read_artifact(uri: str, *, sha256_of: str, size: int, what: str) -> bytes:
             sha256=sha256_of,
         )
     return body
-
-
-def _local(uri: str) -> Path | None:
-    """Return a folder of this machine; None where the URI leads elsewhere."""
-    parts = urlsplit(uri)
-    if parts.scheme not in {"", "file"}:
-        return None
-    return Path(unquote(parts.path) if parts.scheme else uri)
-
-
-def _remote(uri: str) -> Any:  # noqa: ANN401 - the kind of path depends on the scheme
-    # Dagster brings it; it takes long to load and is needed for object stores only.
-    from upath import UPath  # noqa: PLC0415
-
-    try:
-        return UPath(uri)
-    except (ImportError, ValueError) as error:
-        raise ConfigurationError(
-            f"{uri} cannot be opened: {error}. Install the fsspec package of this scheme, such as s3fs or gcsfs.",
-            field="artifacts_uri",
-        ) from error
 
 
 def _file_name(name: str, digest: str) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from dagster_idempotent.domain.submission import CallKey
 from dagster_idempotent.engine.listing import unknown_call
-from dagster_idempotent.engine.reconciliation import AnyProvider, reconcile_call
+from dagster_idempotent.engine.reconciliation import reconcile_call
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.store import leases, listing, submissions
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef

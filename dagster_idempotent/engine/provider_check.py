@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import assert_never
 
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp, idempotency_key
-from dagster_idempotent.engine.reconciliation import AnyProvider
 from dagster_idempotent.engine.verify import Finding
 from dagster_idempotent.errors import CredentialMissing
 from dagster_idempotent.providers.outcome import (
@@ -23,12 +22,12 @@ from dagster_idempotent.providers.outcome import (
     Succeeded,
     Unfinished,
 )
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.store import provider_records as records
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.rows import Row
 
 _PAID = ("accepted", "succeeded")
-_OPEN = ("intended", "in_doubt")
 _EVERY = 100
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, assert_never
+from typing import assert_never
 
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.submission import (
@@ -29,12 +29,11 @@ from dagster_idempotent.providers.outcome import (
     Succeeded,
     Unfinished,
 )
-from dagster_idempotent.providers.protocol import Provider
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.store import submissions
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.submissions import AnswerRow, Call
 
-AnyProvider = Provider[Any, Any]
 logger = logging.getLogger(__name__)
 # A paid answer in memory is worth waiting for a database that is away.
 OUTCOME_PATIENCE = timedelta(minutes=10)

@@ -7,26 +7,25 @@ import logging
 import random
 import time
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import SettledBy, Submission, SubmissionState
 from dagster_idempotent.engine.answer_files import stored_aside
 from dagster_idempotent.engine.decisions import Decision, Who, decide
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
-from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, AnyProvider, answer_row
+from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, answer_row
 from dagster_idempotent.engine.resolutions import current
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import ConfigurationError, DecisionRefused, RemoteJobFailed, RemoteJobUnfinished
 from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobRunning, JobState, JobUnknown
 from dagster_idempotent.providers.outcome import Answer, Succeeded
-from dagster_idempotent.providers.protocol import RemoteJobProvider
+from dagster_idempotent.providers.protocol import AnyJobProvider, AnyProvider, RemoteJobProvider
 from dagster_idempotent.store import decisions, submissions
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 from dagster_idempotent.store.submissions import Call
 
-AnyJobProvider = RemoteJobProvider[Any, Any]
 logger = logging.getLogger(__name__)
 # Seconds between two lines about a job that says nothing new.
 _SILENCE = 60.0
@@ -42,6 +41,16 @@ class Job:
     remote_ref: str
     provider: AnyJobProvider
     large: LargeArtifacts | None = None
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What an error about the job tells."""
+        return {
+            "task_id": self.call.task_id,
+            "call_key": self.call.call_key,
+            "submission": self.submission,
+            "remote_ref": self.remote_ref,
+        }
 
     def look(self) -> JobState:
         """Ask once how the job is, and write its end; a result that did not come whole is no end."""
@@ -89,12 +98,6 @@ def await_job(work: Work, call: Call, row: Submission, provider: AnyJobProvider)
         provider=provider,
         large=work.large,
     )
-    facts = {
-        "task_id": call.task_id,
-        "call_key": call.call_key,
-        "submission": row.submission,
-        "remote_ref": reference,
-    }
     told = _Told(work, f"Job {reference} of call {call.call_key!r} at {provider.name}")
     deadline = time.monotonic() + provider.poll_budget.total_seconds()
     polls = 0
@@ -106,23 +109,31 @@ def await_job(work: Work, call: Call, row: Submission, provider: AnyJobProvider)
         if isinstance(state, JobDone):
             return
         if isinstance(state, JobFailed):
-            raise RemoteJobFailed(
-                f"Job {reference} of call {call.call_key!r} of task {call.task_id} ended at provider "
-                f"{provider.name!r} without a result: {state.reason}. What it cost stays booked. The next attempt "
-                "submits a new job.",
-                cancelled=state.cancelled,
-                **facts,
-            )
+            raise _failed(job, state)
         wait = provider.pace.delay(polls, random.random()).total_seconds()  # noqa: S311 - spreads load, hides nothing
         if time.monotonic() + wait > deadline:
-            raise RemoteJobUnfinished(
-                f"Provider {provider.name!r} accepted call {call.call_key!r} of task {call.task_id} as job "
-                f"{reference}, which has not ended: {describe(state)}. It goes on there and is asked about later; it "
-                "is not submitted again.",
-                retry_after=wait,
-                **facts,
-            )
+            raise _unfinished(job, state, wait)
         work.pause(wait)
+
+
+def _failed(job: Job, state: JobFailed) -> RemoteJobFailed:
+    return RemoteJobFailed(
+        f"Job {job.remote_ref} of call {job.call.call_key!r} of task {job.call.task_id} ended at provider "
+        f"{job.provider.name!r} without a result: {state.reason}. What it cost stays booked. The next attempt "
+        "submits a new job.",
+        cancelled=state.cancelled,
+        **job.facts,
+    )
+
+
+def _unfinished(job: Job, state: JobState, wait: float) -> RemoteJobUnfinished:
+    return RemoteJobUnfinished(
+        f"Provider {job.provider.name!r} accepted call {job.call.call_key!r} of task {job.call.task_id} as job "
+        f"{job.remote_ref}, which has not ended: {describe(state)}. It goes on there and is asked about later; it "
+        "is not submitted again.",
+        retry_after=wait,
+        **job.facts,
+    )
 
 
 def cancel(

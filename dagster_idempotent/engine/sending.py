@@ -9,9 +9,10 @@ from uuid import UUID
 
 from dagster_idempotent.domain.submission import IdempotencyKey, SettledBy, SubmissionState
 from dagster_idempotent.engine.answer_files import in_hand
-from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, AnyProvider, accepted_row, answer_row
+from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, accepted_row, answer_row
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.providers.outcome import Accepted, InDoubt, NotSent, Outcome, Rejected, Succeeded
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.store import submissions
 from dagster_idempotent.store.submissions import AnswerRow, Call, CallState, Recorded

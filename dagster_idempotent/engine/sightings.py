@@ -1,18 +1,16 @@
 """Look-ups that settle nothing: a second one after a repeated send, and possible matches of one that is not exact."""
 
 import logging
-from typing import Any
 
 from dagster_idempotent.domain.submission import LookUp, Submission, current_of, keys_of
 from dagster_idempotent.errors import CredentialMissing
 from dagster_idempotent.providers.outcome import Finding, LookUpFailed, PossibleMatches, Rejected, Succeeded, Unfinished
-from dagster_idempotent.providers.protocol import Provider
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.store import sightings
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.sightings import Sighting
 from dagster_idempotent.store.submissions import Call, CallState
 
-AnyProvider = Provider[Any, Any]
 logger = logging.getLogger(__name__)
 SHOWN = 5
 

@@ -11,10 +11,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from dagster_idempotent.domain.period import TaskId
+from dagster_idempotent.domain.pipeline import AnyPipeline
 from dagster_idempotent.domain.task import Raw, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.large_artifacts import read_artifact
-from dagster_idempotent.engine.work import AnyPipeline, Work, stopped
+from dagster_idempotent.engine.work import Work, stopped
 from dagster_idempotent.errors import CandidateInvalid, ConfigurationError, PayloadPruned, TaskNotFound
 from dagster_idempotent.store import artifacts, leases
 from dagster_idempotent.store.database import Database

@@ -13,7 +13,8 @@ import psycopg
 
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import Lease, Owner
-from dagster_idempotent.engine.reconciliation import AnyProvider, reconcile_task
+from dagster_idempotent.engine.reconciliation import reconcile_task
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.store import sweeping
 from dagster_idempotent.store.database import Connection, Database, is_lost
 from dagster_idempotent.store.sweeping import Candidate, DueTask

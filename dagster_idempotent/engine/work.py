@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, assert_never
 
-from pydantic import BaseModel
-
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.domain.pipeline import Pipeline
+from dagster_idempotent.domain.pipeline import AnyPipeline
 from dagster_idempotent.domain.task import ENDED, HeldFor, Lease, Owner, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.heartbeat import Beat, Heartbeat
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
-from dagster_idempotent.engine.reconciliation import AnyProvider, reconcile_task
+from dagster_idempotent.engine.reconciliation import reconcile_task
 from dagster_idempotent.engine.retry_policy import Verdict, rule_of
 from dagster_idempotent.errors import (
     ConfigurationError,
@@ -28,10 +26,9 @@ from dagster_idempotent.errors import (
     TaskClosed,
     TaskHeld,
 )
+from dagster_idempotent.providers.protocol import AnyProvider
 from dagster_idempotent.store import leases
 from dagster_idempotent.store.database import Database
-
-AnyPipeline = Pipeline[BaseModel]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
 from dagster_idempotent.errors import ConfigurationError, IdempotentError
 from dagster_idempotent.providers.credentials import read_credential
+from dagster_idempotent.providers.http_answer import excerpt
 from dagster_idempotent.providers.json_body import json_body
 from dagster_idempotent.providers.outcome import (
     Accepted,
@@ -25,8 +26,9 @@ from dagster_idempotent.providers.outcome import (
     Rejected,
     Succeeded,
     Unfinished,
-    refusal_of,
+    first_found,
 )
+from dagster_idempotent.providers.profiles import HTTP_REFUSALS
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import Response, get, send_once
 
@@ -131,13 +133,9 @@ class ChatCompletionsProvider:
 
     def find(self, keys: Sequence[IdempotencyKey]) -> Finding:
         """Look up each key; the first that the service knows decides."""
-        complete = self._look_up_path is not None and bool(keys)
-        for key in keys:
-            finding = self._find_one(key)
-            if not isinstance(finding, NotFound):
-                return finding
-            complete = complete and finding.complete
-        return NotFound(complete=complete)
+        if self._look_up_path is None:
+            return NotFound(complete=False)
+        return first_found(keys, self._find_one)
 
     def decode(self, answer: Answer) -> ChatCompletion:
         """Turn the stored body into a completion."""
@@ -149,18 +147,18 @@ class ChatCompletionsProvider:
         return self.decode(answer).text
 
     def _outcome(self, response: Response) -> Outcome:
-        if refusal_of(response.status):
-            return Rejected(reason=f"HTTP {response.status}: {_excerpt(response.body)}")
+        if response.status in HTTP_REFUSALS:
+            return Rejected(reason=f"HTTP {response.status}: {excerpt(response.body)}")
         raw = _object(response.body)
         if response.status != 200:  # noqa: PLR2004 - HTTP's own number
-            return InDoubt(reason=f"HTTP {response.status}: {_excerpt(response.body)}", remote_ref=_reference(raw))
+            return InDoubt(reason=f"HTTP {response.status}: {excerpt(response.body)}", remote_ref=_reference(raw))
         return self._succeeded(response.body, raw, {"status": 200, "request_id": response.header("x-request-id")})
 
     def _succeeded(
         self, body: bytes, raw: Mapping[str, object] | None, head: Mapping[str, object]
     ) -> Succeeded | InDoubt:
         if raw is None or not _is_completion(raw):
-            reason = f"the answer is not a completion: {_excerpt(body)}"
+            reason = f"the answer is not a completion: {excerpt(body)}"
             return InDoubt(reason=reason, remote_ref=_reference(raw))
         return Succeeded(answer=Answer(head=head, body=body), remote_ref=_reference(raw), cost=self._cost(raw))
 
@@ -185,7 +183,7 @@ class ChatCompletionsProvider:
             return LookUpFailed(reason=response)
         found = _object(response.body)
         if response.status != 200 or found is None or not isinstance(found.get("requests"), list):  # noqa: PLR2004
-            return LookUpFailed(reason=f"HTTP {response.status}: {_excerpt(response.body)}".replace(secret, "***"))
+            return LookUpFailed(reason=f"HTTP {response.status}: {excerpt(response.body)}".replace(secret, "***"))
         rows = cast("list[object]", found["requests"])
         if not rows:
             return NotFound(complete=found.get("complete") is True)
@@ -250,7 +248,3 @@ def _text(raw: Mapping[str, object] | None) -> str | None:
 def _reference(raw: Mapping[str, object] | None) -> str | None:
     reference = None if raw is None else raw.get("id")
     return reference if isinstance(reference, str) and reference else None
-
-
-def _excerpt(body: bytes) -> str:
-    return body[:300].decode("utf-8", "replace")

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import cast
 
 from dagster_idempotent.providers.event_stream import Event, events
-from dagster_idempotent.providers.http_answer import HttpAnswer
+from dagster_idempotent.providers.http_answer import HttpAnswer, excerpt
 from dagster_idempotent.providers.outcome import InDoubt, NotSent, Outcome, Rejected, Succeeded
 from dagster_idempotent.providers.profiles import Profile, is_json
 from dagster_idempotent.providers.single_send import BodyLost, Response
@@ -31,7 +31,7 @@ def judge(profile: Profile, answer: HttpAnswer, *, path: str) -> Outcome:
     reference = _reference(profile, answer)
     if not 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP's class of success
         return InDoubt(
-            reason=f"HTTP {answer.status}: {_meaning(answer.status)}{_excerpt(answer)}", remote_ref=reference
+            reason=f"HTTP {answer.status}: {_meaning(answer.status)}{excerpt(answer.readable())}", remote_ref=reference
         )
     doubt = _doubt(profile, answer, path)
     if doubt is not None:
@@ -46,7 +46,7 @@ def _refused(profile: Profile, answer: HttpAnswer) -> Rejected:
     why = profile.refusals[answer.status]
     found = profile.reference_in(answer.json_object())
     named = f" (reference {found})" if found else ""
-    return Rejected(reason=f"HTTP {answer.status}{named}: {_excerpt(answer)} [{why}]", remote_ref=found)
+    return Rejected(reason=f"HTTP {answer.status}{named}: {excerpt(answer.readable())} [{why}]", remote_ref=found)
 
 
 def _body_lost(profile: Profile, lost: BodyLost) -> Outcome:
@@ -67,17 +67,17 @@ def _doubt(profile: Profile, answer: HttpAnswer, path: str) -> str | None:
     if content is None:
         return f"but its {answer.header('content-encoding')} encoding cannot be undone"
     if not profile.allows_media(answer.media_type, path):
-        return f"but the answer is {answer.media_type or 'of no declared type'}: {_excerpt(answer)}"
+        return f"but the answer is {answer.media_type or 'of no declared type'}: {excerpt(answer.readable())}"
     if answer.is_event_stream:
         return _stream_doubt(profile, content)
     if not is_json(answer.media_type):
         return None
     found = answer.json()
     if found is None:
-        return f"but the body is not JSON: {_excerpt(answer)}"
+        return f"but the body is not JSON: {excerpt(answer.readable())}"
     error = cast("Mapping[str, object]", found).get("error") if isinstance(found, dict) else None
     if error:
-        return f"but the body is an error: {_excerpt(answer)}"
+        return f"but the body is an error: {excerpt(answer.readable())}"
     return None
 
 
@@ -119,10 +119,6 @@ def _meaning(status: int) -> str:
             return "this provider does not document that it limits at admission. "
         case _:
             return ""
-
-
-def _excerpt(answer: HttpAnswer) -> str:
-    return answer.readable()[:_EXCERPT].decode("utf-8", "replace").replace("\0", "")
 
 
 def _short(text: str) -> str:

@@ -15,6 +15,7 @@ _COOKIES = {"set-cookie", "set-cookie2", "cookie"}
 _HOP_BY_HOP = {"connection", "keep-alive", "proxy-authenticate", "te", "trailer", "transfer-encoding", "upgrade"}
 _RETRY_HINTS = {"retry-after", "retry-after-ms", "x-should-retry", "stripe-should-retry"}
 DROPPED_HEADERS = frozenset(_CREDENTIALS | _COOKIES | _HOP_BY_HOP | _RETRY_HINTS)
+_EXCERPT = 300
 _ENCODINGS = {"gzip", "x-gzip", "deflate"}
 _WINDOW_BITS = 32 + zlib.MAX_WBITS  # gzip and zlib, told apart by their first bytes
 
@@ -104,3 +105,8 @@ class HttpAnswer:
         """Return the body as a JSON object; None where it is not one."""
         found = self.json()
         return cast("Mapping[str, object]", found) if isinstance(found, dict) else None
+
+
+def excerpt(body: bytes) -> str:
+    """Return the beginning of a body, for a person."""
+    return body[:_EXCERPT].decode("utf-8", "replace").replace("\0", "")

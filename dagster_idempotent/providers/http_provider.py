@@ -14,6 +14,7 @@ from dagster_idempotent.providers.credentials import read_credential
 from dagster_idempotent.providers.event_stream import StreamEnd
 from dagster_idempotent.providers.http_answer import HttpAnswer
 from dagster_idempotent.providers.http_request import HttpRequest, origin_of
+from dagster_idempotent.providers.json_body import MAX_REQUEST
 from dagster_idempotent.providers.outcome import (
     Accepted,
     Answer,
@@ -29,7 +30,6 @@ from dagster_idempotent.providers.profiles import GENERIC, Profile
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import HeaderPairs, Route, send_once, send_unpaid
 
-MAX_REQUEST = 32 * 1024 * 1024
 MAX_ANSWER = 64 * 1024 * 1024
 # Where large answers are written to files.
 MAX_ANSWER_IN_FILES = 512 * 1024 * 1024

@@ -10,6 +10,7 @@ from urllib.parse import urljoin, urlsplit
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.credentials import BEARER, CredentialPlace, read_credential
+from dagster_idempotent.providers.http_answer import excerpt
 from dagster_idempotent.providers.http_request import origin_of
 from dagster_idempotent.providers.outcome import Accepted, InDoubt, NotSent, Outcome, Rejected
 from dagster_idempotent.providers.profiles import HTTP_REFUSALS
@@ -18,7 +19,6 @@ from dagster_idempotent.providers.single_send import BodyLost, Response, Route, 
 
 JsonPath = tuple[str, ...]
 MAX_ANSWER = 4 * 1024 * 1024
-_EXCERPT = 300
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
 
@@ -163,8 +163,3 @@ def money_at(found: object, amount_at: JsonPath, currency: str) -> Money | None:
         return Money(amount=Decimal(value), currency=currency)
     except (ArithmeticError, ConfigurationError, ValueError):
         return None
-
-
-def excerpt(body: bytes) -> str:
-    """Return the beginning of a body, for a person."""
-    return body[:_EXCERPT].decode("utf-8", "replace").replace("\0", "")

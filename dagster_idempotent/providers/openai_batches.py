@@ -12,7 +12,8 @@ from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
 from dagster_idempotent.errors import InvalidPayload
-from dagster_idempotent.providers.job_http import JobHttp, at, excerpt, text_at
+from dagster_idempotent.providers.http_answer import excerpt
+from dagster_idempotent.providers.job_http import JobHttp, at, text_at
 from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobRunning, JobState, JobUnknown
 from dagster_idempotent.providers.outcome import Answer, Finding, LookUpFailed, NotFound, NotSent, Outcome, Unfinished
 from dagster_idempotent.providers.profiles import OPENAI
@@ -116,10 +117,11 @@ class OpenAIBatches:
             if not isinstance(rows, list):
                 return LookUpFailed(reason="the list of batches has no `data`")
             batches = cast("list[object]", rows)
-            found = [text_at(row, ("id",)) for row in batches if at(row, ("metadata", _KEY)) in wanted]
-            named = [each for each in found if each is not None]
+            named = [(at(row, ("metadata", _KEY)), text_at(row, ("id",))) for row in batches]
+            found = [(key, reference) for key, reference in named if key in wanted and reference is not None]
             if found:
-                return Unfinished(remote_ref=named[0] if named else None, also=tuple(named[1:]))
+                key, reference = found[0]
+                return Unfinished(remote_ref=reference, also=tuple(other for same, other in found[1:] if same == key))
             if told.get("has_more") is False:
                 return NotFound(complete=True)
             last = text_at(batches[-1], ("id",)) if batches else None

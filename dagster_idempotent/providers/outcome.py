@@ -1,12 +1,12 @@
 """What happened to a request out there: in doubt unless proved otherwise."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from http import HTTPStatus
 from typing import Literal
 
 from dagster_idempotent.domain.money import Money
+from dagster_idempotent.domain.submission import IdempotencyKey
 
 CostBasis = Literal["reported", "computed", "estimated"]
 
@@ -110,25 +110,13 @@ class LookUpFailed:
 
 Finding = Succeeded | Rejected | NotFound | Unfinished | PossibleMatches | LookUpFailed
 
-# A status whose meaning is a refusal before any work, at every provider that speaks HTTP as specified. 408, 409 and
-# 429 are not among them: they may be said of a request that, or whose twin, was accepted.
-REFUSALS = frozenset(
-    {
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.UNAUTHORIZED,
-        HTTPStatus.PAYMENT_REQUIRED,
-        HTTPStatus.FORBIDDEN,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.METHOD_NOT_ALLOWED,
-        HTTPStatus.LENGTH_REQUIRED,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.TOO_EARLY,
-    }
-)
 
-
-def refusal_of(status: int) -> bool:
-    """Whether an HTTP status of a paid POST is the provider's definite no."""
-    return status in REFUSALS
+def first_found(keys: Sequence[IdempotencyKey], find_one: Callable[[IdempotencyKey], Finding]) -> Finding:
+    """Look up each key; the first that the provider knows decides."""
+    complete = bool(keys)
+    for key in keys:
+        finding = find_one(key)
+        if not isinstance(finding, NotFound):
+            return finding
+        complete = complete and finding.complete
+    return NotFound(complete=complete)

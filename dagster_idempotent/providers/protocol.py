@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.money import Money
@@ -107,3 +107,7 @@ class RemoteJobProvider(Provider[Request, Value], Protocol[Request, Value]):
     def cost_of(self, ended: JobDone | JobFailed) -> Money | None:
         """Return what the job cost; None is unknown, never zero."""
         ...
+
+
+AnyProvider = Provider[Any, Any]
+AnyJobProvider = RemoteJobProvider[Any, Any]

@@ -10,12 +10,22 @@ from urllib.parse import quote
 from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
-from dagster_idempotent.errors import ConfigurationError, InvalidPayload
+from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.credentials import BEARER, CredentialPlace
+from dagster_idempotent.providers.http_answer import excerpt
 from dagster_idempotent.providers.job_api import JobApi
-from dagster_idempotent.providers.job_http import JobHttp, JsonPath, at, excerpt, money_at, text_at
+from dagster_idempotent.providers.job_http import JobHttp, JsonPath, at, money_at, text_at
 from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobRunning, JobState, JobUnknown
-from dagster_idempotent.providers.outcome import Answer, Finding, LookUpFailed, NotFound, Outcome, Unfinished
+from dagster_idempotent.providers.json_body import json_body
+from dagster_idempotent.providers.outcome import (
+    Answer,
+    Finding,
+    LookUpFailed,
+    NotFound,
+    Outcome,
+    Unfinished,
+    first_found,
+)
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import Route
 
@@ -109,7 +119,7 @@ class JsonJobApi:
 
     def payload(self, request: JobRequest) -> object:
         """Return the JSON body."""
-        _encoded(request)  # refuses what JSON cannot carry before anything is recorded
+        json_body(request)  # refuses what JSON cannot carry before anything is recorded
         return request
 
     def estimate(self, request: JobRequest) -> Money | None:  # noqa: ARG002 - part of the protocol
@@ -119,17 +129,11 @@ class JsonJobApi:
     def submit(self, request: JobRequest, *, key: IdempotencyKey, window: SendWindow) -> Outcome:
         """Submit the job once."""
         headers = {} if self.api.key_header is None else {self.api.key_header: key}
-        return self._http.submit(self.api.submit_path, _encoded(request), headers, window, id_at=_path(self.api.id_at))
+        return self._http.submit(self.api.submit_path, json_body(request), headers, window, id_at=_path(self.api.id_at))
 
     def find(self, keys: Sequence[IdempotencyKey]) -> Finding:
         """Look up each key; the first that names a job decides."""
-        complete = self.api.look_up_path is not None and bool(keys)
-        for key in keys:
-            finding = self._find_one(key)
-            if not isinstance(finding, NotFound):
-                return finding
-            complete = complete and finding.complete
-        return NotFound(complete=complete)
+        return first_found(keys, self._find_one)
 
     def poll(self, remote_ref: str) -> JobState:
         """Ask how far the job is."""
@@ -211,7 +215,7 @@ class JsonJobApi:
             return NotFound(complete=where is None or at(told, _path(where)) is True)
         if found[0] is None:
             return LookUpFailed(reason=f"the look-up found a job without `{self.api.id_at}`")
-        return Unfinished(remote_ref=found[0], also=tuple(each for each in found[1:] if each is not None))
+        return Unfinished(remote_ref=found[0], also=tuple(each or "a job without an id" for each in found[1:]))
 
     def _state(self, told: Mapping[str, object] | str) -> JobState:
         if isinstance(told, str):
@@ -242,14 +246,3 @@ def _path(text: str) -> JsonPath:
 
 def _filled(path: str, remote_ref: str) -> str:
     return path.replace("{id}", quote(remote_ref, safe=""))
-
-
-def _encoded(request: JobRequest) -> bytes:
-    try:
-        return json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(
-            f"The job cannot be written as JSON: {error}. Use strings, numbers, booleans, lists and objects; "
-            "nothing was sent.",
-            field="",
-        ) from error

@@ -1,9 +1,11 @@
 """Deployments for the tests of this folder, and the module that starts them."""
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             for said in DAGSTERS_OWN:
                 item.add_marker(pytest.mark.filterwarnings(said))
+
+
+@pytest.fixture
+def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Keep the processes of a test, which end with it."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,10 +1,9 @@
 """What breaks around a tick loses no tick and charges nobody twice, and the run says what was missing (R36, R37)."""
 
-import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -81,17 +80,6 @@ def test_a_code_location_reloaded_between_a_run_and_its_re_execution_goes_on_wit
         dagster.tick("every_monday", MONDAY.replace(hour=10))
         assert len({run.tags["dagster-idempotent/task_id"] for run in dagster.runs()}) == 2
     assert metered_provider.charges == 2
-
-
-@pytest.fixture
-def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Keep the processes of a test, which end with it."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def test_a_run_terminated_in_the_middle_of_its_call_pays_once_and_its_re_execution_finds_the_answer(

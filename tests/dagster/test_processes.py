@@ -3,8 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import dagster as dg
@@ -17,17 +17,6 @@ START = Callable[..., AbstractContextManager[Dagster]]
 # Each step is a process that loads Dagster: seconds each on a busy machine.
 PATIENCE = 180.0
 PARTITION = "acme|2026-08-03"
-
-
-@pytest.fixture
-def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Keep the processes of a test, which end with it."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def test_two_runs_of_one_partition_at_once_are_one_charge_and_the_second_replays(

@@ -16,7 +16,9 @@ import pytest
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.providers import clients
 from dagster_idempotent.providers.guarded_exchange import Exchange
+from dagster_idempotent.providers.http_answer import HttpAnswer
 from dagster_idempotent.providers.http_provider import HttpProvider
+from dagster_idempotent.providers.http_request import HttpRequest
 from dagster_idempotent.providers.profiles import ANTHROPIC, GENERIC, OPENAI, STRIPE, Profile
 from dagster_idempotent.providers.single_send import Route
 from dagster_idempotent.store.database import Database
@@ -136,6 +138,12 @@ SDKS = {
     "httpx2-async": Sdk(profile=GENERIC, below="/v1", ask=_async_httpx),
     "requests": Sdk(profile=GENERIC, below="/v1", ask=_requests),
 }
+
+every_sdk = pytest.mark.parametrize("sdk", ["openai", "anthropic", "stripe", "httpx", "httpx2", "requests"])
+
+
+def never(_: HttpRequest) -> HttpAnswer:
+    pytest.fail("a paid request was made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from dagster_idempotent.engine.legacy_import import Finding, Import, Summary, im
 from dagster_idempotent.store.database import Database
 
 MONDAY = datetime(2020, 1, 6, tzinfo=UTC)
+RIGHT = 12
 TABLES = ("tasks", "artifacts", "submissions", "costs", "budgets", "approvals", "audit", "outbox")
 # What depends on the moment or on chance.
 ACCIDENTAL = {"id", "at", "created_at", "booked_at", "sender", "imported_at", "import_id"}
@@ -203,3 +204,17 @@ def pipeline() -> Pipeline[Digest]:
 @pytest.fixture
 def folder_of() -> Callable[[Path], Folder]:
     return Folder
+
+
+def write(legacy: Legacy, kinds: list[Verdict], *, of_each: int, right: int) -> None:
+    """Write right records, and before them ambiguous ones of each kind."""
+    for number, kind in enumerate(kind for kind in kinds for _ in range(of_each)):
+        legacy.folder.broken(kind, number)
+    for number in range(of_each * len(kinds), of_each * len(kinds) + right):
+        legacy.folder.record(number)
+
+
+@pytest.fixture
+def mixed(legacy: Legacy, ambiguous: list[Verdict]) -> Legacy:
+    write(legacy, ambiguous, of_each=1, right=RIGHT)
+    return legacy

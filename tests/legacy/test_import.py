@@ -2,56 +2,25 @@
 
 import json
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_idempotent.domain.identity import Identity
-from dagster_idempotent.domain.legacy import (
-    ACCEPTED,
-    REASONS,
-    LegacyRecord,
-    LegacyState,
-    Refusal,
-    Verdict,
-    WithoutIdentity,
-)
-from dagster_idempotent.domain.pipeline import Pipeline
-from dagster_idempotent.engine.allocator import Allocator
+from dagster_idempotent.domain.legacy import ACCEPTED, REASONS, LegacyRecord, LegacyState, Refusal, Verdict
 from dagster_idempotent.engine.legacy_check import check_import
-from dagster_idempotent.engine.legacy_import import map_task
 from dagster_idempotent.engine.verify import verify
-from dagster_idempotent.errors import ConfigurationError, IdentityConflict, TaskNotFound
+from dagster_idempotent.errors import ConfigurationError
+from tests.legacy.conftest import RIGHT, Legacy, write
 
-if TYPE_CHECKING:
-    from tests.legacy.conftest import Legacy
-
-RIGHT = 12
 # Two records each.
 PAIRS = {Verdict.ONE_KEY, Verdict.SAME_CONTENT}
-Digest = Pipeline[Any]
-
-
-def write(legacy: "Legacy", kinds: list[Verdict], *, of_each: int, right: int) -> None:
-    """Write right records, and before them ambiguous ones of each kind."""
-    for number, kind in enumerate(kind for kind in kinds for _ in range(of_each)):
-        legacy.folder.broken(kind, number)
-    for number in range(of_each * len(kinds), of_each * len(kinds) + right):
-        legacy.folder.record(number)
-
-
-@pytest.fixture
-def mixed(legacy: "Legacy", ambiguous: list[Verdict]) -> "Legacy":
-    write(legacy, ambiguous, of_each=1, right=RIGHT)
-    return legacy
 
 
 def test_every_record_gets_a_verdict_and_only_the_right_ones_become_tasks(
-    legacy: "Legacy", ambiguous: list[Verdict]
+    legacy: Legacy, ambiguous: list[Verdict]
 ) -> None:
     of_each = 5
     right = 200 - of_each * (len(ambiguous) + len(PAIRS))
@@ -65,7 +34,7 @@ def test_every_record_gets_a_verdict_and_only_the_right_ones_become_tasks(
     assert all(finding.reason.startswith(REASONS[finding.verdict]) for finding in legacy.findings)
 
 
-def test_a_dry_run_tells_the_same_and_writes_nothing(mixed: "Legacy") -> None:
+def test_a_dry_run_tells_the_same_and_writes_nothing(mixed: Legacy) -> None:
     mixed.folder.record(100, name="2021-W49-b", key="b", scheduled_at=...)
     before = mixed.state()
     dry = mixed.run(dry_run=True)
@@ -75,7 +44,7 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(mixed: "Legacy") -> None:
     assert mixed.findings == told
 
 
-def test_a_second_import_finds_everything_and_changes_nothing(mixed: "Legacy") -> None:
+def test_a_second_import_finds_everything_and_changes_nothing(mixed: Legacy) -> None:
     first = mixed.run()
     state = mixed.state()
     second = mixed.run()
@@ -84,7 +53,7 @@ def test_a_second_import_finds_everything_and_changes_nothing(mixed: "Legacy") -
     assert second.refused == first.refused
 
 
-def test_everything_that_a_record_says_is_kept_to_the_letter(legacy: "Legacy") -> None:
+def test_everything_that_a_record_says_is_kept_to_the_letter(legacy: Legacy) -> None:
     directory = legacy.folder.record(5)
     legacy.run()
     task = legacy.one("SELECT *, output::text AS output FROM dagster_idempotent.tasks")
@@ -116,7 +85,7 @@ def test_everything_that_a_record_says_is_kept_to_the_letter(legacy: "Legacy") -
     assert approval["revoked_at"] is None
 
 
-def test_costs_and_counters_agree_after_an_import(mixed: "Legacy") -> None:
+def test_costs_and_counters_agree_after_an_import(mixed: Legacy) -> None:
     mixed.run()
     booked = mixed.sql.execute(
         "SELECT currency, sum(amount) AS total FROM dagster_idempotent.costs WHERE kind = 'settled' GROUP BY currency"
@@ -130,51 +99,15 @@ def test_costs_and_counters_agree_after_an_import(mixed: "Legacy") -> None:
         assert {row["currency"]: row["total"] for row in counted} == {row["currency"]: row["total"] for row in booked}
 
 
-def test_the_ledger_verifies_after_an_import(mixed: "Legacy") -> None:
+def test_the_ledger_verifies_after_an_import(mixed: Legacy) -> None:
     mixed.run()
     found = verify(mixed.ledger)
     assert found.findings == []
     assert found.totals["remote_references"] == 2 * RIGHT
 
 
-def test_records_of_one_week_are_numbered_by_completion_then_by_name(legacy: "Legacy") -> None:
-    for name, hour in (("2020-W02-z", 1), ("2020-W02-a", 3), ("2020-W02-m", 2), ("2020-W02-b", 3)):
-        legacy.folder.record(0, name=name, key=name, scheduled_at=..., completed_at=f"2020-01-07T0{hour}:00:00Z")
-    legacy.run()
-    assert [(finding.source, finding.task_id) for finding in legacy.findings] == [
-        ("2020-W02-z", "2020-W02-0"),
-        ("2020-W02-m", "2020-W02-1"),
-        ("2020-W02-a", "2020-W02-2"),
-        ("2020-W02-b", "2020-W02-3"),
-    ]
-
-
-def test_allocation_goes_on_after_an_import_into_the_current_week(legacy: "Legacy", pipeline: Digest) -> None:
-    now = datetime.now(UTC)
-    monday = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=now.weekday())
-    weeks = (monday - datetime(2020, 1, 6, tzinfo=UTC)).days // 7
-    allocator = Allocator(legacy.ledger)
-    first = allocator.allocate(pipeline, Identity(pipeline=pipeline.name, subject="first", scheduled_at=monday))
-    legacy.folder.record(weeks)
-    legacy.run()
-    identity = Identity(pipeline=pipeline.name, scheduled_at=monday)
-    imported = allocator.allocate(pipeline, identity)
-    following = allocator.allocate(pipeline, Identity(pipeline=pipeline.name, subject="next", scheduled_at=monday))
-    assert (first.sequence, imported.sequence, following.sequence) == (0, 1, 2)
-    assert imported.status == "completed"
-
-
-def test_a_record_whose_key_a_task_has_already_is_refused(legacy: "Legacy", pipeline: Digest) -> None:
-    identity = Identity(pipeline=pipeline.name, scheduled_at=datetime(2020, 1, 6, tzinfo=UTC))
-    Allocator(legacy.ledger).allocate(pipeline, identity)
-    legacy.folder.record(0)
-    legacy.run()
-    assert legacy.findings[0].verdict is Verdict.KEY_TAKEN
-    assert "2020-W02-0" in legacy.findings[0].reason
-
-
 @pytest.mark.parametrize("identity", [{}, {"scheduled_at": ..., "unrelated": True}])
-def test_a_record_that_changed_after_its_import_is_refused(legacy: "Legacy", identity: dict[str, object]) -> None:
+def test_a_record_that_changed_after_its_import_is_refused(legacy: Legacy, identity: dict[str, object]) -> None:
     directory = legacy.folder.record(0, **identity)
     legacy.run()
     state = legacy.state()
@@ -184,49 +117,7 @@ def test_a_record_that_changed_after_its_import_is_refused(legacy: "Legacy", ide
     assert legacy.state() == state
 
 
-def test_an_unmapped_import_stops_allocation_in_its_week_until_it_is_mapped(legacy: "Legacy", pipeline: Digest) -> None:
-    monday = datetime(2020, 1, 6, tzinfo=UTC)
-    legacy.folder.record(0, scheduled_at=...)
-    legacy.folder.record(0, name="2020-W02-other", scheduled_at=..., output={"title": "other"})
-    legacy.run(without_identity=WithoutIdentity.IMPORT)
-    allocator = Allocator(legacy.ledger)
-    identity = Identity(pipeline=pipeline.name, scheduled_at=monday)
-    with pytest.raises(IdentityConflict, match="2020-W02-0, 2020-W02-1"):
-        allocator.allocate(pipeline, identity)
-    allocator.allocate(pipeline, Identity(pipeline=pipeline.name, scheduled_at=monday + timedelta(weeks=1)))
-    words = {"pipeline": pipeline.name, "actor": "ada", "reason": "it was the tick of Monday"}
-    map_task(legacy.ledger, allocator_task("2020-W02-0"), identity, dry_run=True, **words)
-    with pytest.raises(IdentityConflict):
-        allocator.allocate(pipeline, identity)
-    map_task(legacy.ledger, allocator_task("2020-W02-0"), identity, **words)
-    with pytest.raises(IdentityConflict, match="belongs to 2020-W02-0"):
-        map_task(legacy.ledger, allocator_task("2020-W02-1"), identity, **words)
-    map_task(legacy.ledger, allocator_task("2020-W02-1"), None, **words)
-    map_task(legacy.ledger, allocator_task("2020-W02-1"), None, **words)
-    assert allocator.allocate(pipeline, identity).task_id == "2020-W02-0"
-    later = allocator.allocate(pipeline, Identity(pipeline=pipeline.name, subject="s", scheduled_at=monday))
-    assert later.task_id == "2020-W02-2"
-    assert legacy.one("SELECT count(*) AS n FROM dagster_idempotent.audit WHERE action = 'legacy_map'")["n"] == 2
-
-
-def test_mapping_refuses_what_would_be_a_guess(legacy: "Legacy", pipeline: Digest) -> None:
-    legacy.folder.record(0)
-    legacy.run()
-    words = {"pipeline": pipeline.name, "actor": "ada", "reason": "r"}
-    elsewhere = Identity(pipeline=pipeline.name, scheduled_at=datetime(2020, 1, 13, tzinfo=UTC))
-    with pytest.raises(IdentityConflict, match="lies in 2020-W03"):
-        map_task(legacy.ledger, allocator_task("2020-W02-0"), elsewhere, **words)
-    with pytest.raises(IdentityConflict, match="fixed once it is there"):
-        map_task(legacy.ledger, allocator_task("2020-W02-0"), None, **words)
-    with pytest.raises(TaskNotFound):
-        map_task(legacy.ledger, allocator_task("2020-W02-7"), None, **words)
-
-
-def allocator_task(text: str) -> Any:
-    return text
-
-
-def test_an_old_call_of_unknown_outcome_is_in_doubt_and_holds_an_unfinished_task(legacy: "Legacy") -> None:
+def test_an_old_call_of_unknown_outcome_is_in_doubt_and_holds_an_unfinished_task(legacy: Legacy) -> None:
     doubt = [{"name": "summary", "status": "unknown", "remote_reference": "r"}]
     failed = [{"name": "s", "status": "failed", "remote_reference": "r"}, {"name": "s", "status": "failed"}]
     legacy.folder.record(0, status="unfinished", calls=doubt)
@@ -249,31 +140,7 @@ def test_an_old_call_of_unknown_outcome_is_in_doubt_and_holds_an_unfinished_task
     ]
 
 
-def test_moved_directories_are_called_by_their_task_and_the_refused_stay(mixed: "Legacy", tmp_path: Path) -> None:
-    target = tmp_path / "imported"
-    before = len(list(mixed.folder.path.iterdir()))
-    summary = mixed.run(move_to=target)
-    tasks = {row["task_id"] for row in mixed.sql.execute("SELECT task_id FROM dagster_idempotent.tasks").fetchall()}
-    assert {path.name for path in target.iterdir()} == tasks
-    assert len(list(mixed.folder.path.iterdir())) == before - RIGHT
-    assert mixed.run(move_to=target).records == summary.refused
-    assert check_import(mixed.ledger, mixed.what(move_to=target)).equal
-
-
-def test_a_directory_is_never_moved_over_another(legacy: "Legacy", tmp_path: Path) -> None:
-    directory = legacy.folder.record(0)
-    (tmp_path / "imported" / "2020-W02-0").mkdir(parents=True)
-    legacy.run(move_to=tmp_path / "imported")
-    assert directory.exists()
-    assert legacy.findings[0].note == "left in place: 2020-W02-0 exists in the target"
-
-
-def test_records_are_not_moved_among_themselves(legacy: "Legacy") -> None:
-    with pytest.raises(ConfigurationError, match="beside"):
-        legacy.run(move_to=legacy.folder.path / "imported")
-
-
-def test_a_link_out_of_the_record_is_not_followed(legacy: "Legacy", tmp_path: Path) -> None:
+def test_a_link_out_of_the_record_is_not_followed(legacy: Legacy, tmp_path: Path) -> None:
     directory = legacy.folder.record(0)
     (tmp_path / "secret").write_bytes((directory / "media" / "a.bin").read_bytes())
     (directory / "media" / "a.bin").unlink()
@@ -284,12 +151,12 @@ def test_a_link_out_of_the_record_is_not_followed(legacy: "Legacy", tmp_path: Pa
     assert legacy.verdicts() == {"2020-W02": "unsafe_path", "2020-W03": "unsafe_path"}
 
 
-def test_a_pipeline_that_nobody_declared_is_not_guessed(legacy: "Legacy") -> None:
+def test_a_pipeline_that_nobody_declared_is_not_guessed(legacy: Legacy) -> None:
     with pytest.raises(ConfigurationError, match="knows no pipeline 'other'"):
         legacy.run(pipeline="other")
 
 
-def test_an_adapter_brings_records_of_another_shape(legacy: "Legacy") -> None:
+def test_an_adapter_brings_records_of_another_shape(legacy: Legacy) -> None:
     lines = [{"w": "2020-W02", "n": n, "usd": f"{n}.50"} for n in range(3)]
     (legacy.folder.path / "all").mkdir()
     (legacy.folder.path / "all" / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -316,42 +183,6 @@ def test_an_adapter_brings_records_of_another_shape(legacy: "Legacy") -> None:
     check = check_import(legacy.ledger, legacy.what(adapter=adapter))
     assert check.equal
     assert check.ledger.costs == {"USD": Decimal("4.50")}
-
-
-def test_the_check_recomputes_what_the_import_kept(mixed: "Legacy") -> None:
-    mixed.run()
-    lines: list[str] = []
-    check = check_import(mixed.ledger, mixed.what(), tell=lines.append)
-    assert lines == []
-    assert check.records == check.ledger
-    assert (check.ledger.tasks, check.ledger.files, check.ledger.references) == (RIGHT, RIGHT, 2 * RIGHT)
-    assert check_import(mixed.ledger, mixed.what()) == check
-
-
-def test_the_check_names_a_file_that_changed_after_the_import(legacy: "Legacy") -> None:
-    directory = legacy.folder.record(0)
-    legacy.run()
-    (directory / "media" / "a.bin").write_bytes(b"changed")
-    lines: list[str] = []
-    check = check_import(legacy.ledger, legacy.what(), tell=lines.append)
-    assert not check.equal
-    assert "media/a.bin has the hash" in lines[0]
-
-
-def test_the_check_names_a_ledger_that_says_something_else(legacy: "Legacy") -> None:
-    legacy.folder.record(0)
-    legacy.run()
-    legacy.sql.execute("SET session_replication_role = replica")
-    legacy.sql.execute("UPDATE dagster_idempotent.costs SET amount = amount + 1 WHERE currency = 'EUR'")
-    legacy.sql.execute("UPDATE dagster_idempotent.submissions SET remote_ref = 'x' WHERE call_key = 'title'")
-    lines: list[str] = []
-    check_import(legacy.ledger, legacy.what(), tell=lines.append)
-    assert {line.split(" of ")[0] for line in lines} == {
-        "2020-W02: costs",
-        "2020-W02: counters",
-        "2020-W02: references",
-        "all records: costs",
-    }
 
 
 def test_verdicts_are_accepted_or_say_what_is_wrong() -> None:

@@ -12,7 +12,6 @@ from dagster_idempotent.domain.submission import (
     LIVE,
     MAX_CALL_KEY,
     MOVES,
-    UNSETTLED,
     VOID,
     CallKey,
     IdempotencyKey,
@@ -97,7 +96,6 @@ class TestMoves:
         assert set(MOVES) == set(S)
         assert set(S) == LIVE | VOID
         assert not LIVE & VOID
-        assert UNSETTLED < LIVE
 
     def test_a_success_and_the_remote_jobs_own_failure_are_final(self) -> None:
         assert {state for state in S if not MOVES[state]} == {S.SUCCEEDED, S.FAILED}

@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
 from dagster_idempotent.domain.outbox import Message
-from dagster_idempotent.engine.work import AnyPipeline, Work
+from dagster_idempotent.domain.pipeline import AnyPipeline
+from dagster_idempotent.engine.work import Work
 from dagster_idempotent.store.database import Connection
 
 __all__ = ["Channel", "DirectChannel", "GuardedChannel", "TransactionalChannel"]

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 from dagster_idempotent.domain.outbox import Message
 from dagster_idempotent.errors import ConfigurationError, DeliveryInDoubt, DeliveryNotSent
-from dagster_idempotent.providers.outcome import InDoubt, NotSent, refusal_of
+from dagster_idempotent.providers.outcome import InDoubt, NotSent
+from dagster_idempotent.providers.profiles import HTTP_REFUSALS
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import Response, send_once
 
@@ -68,7 +69,7 @@ class HttpChannel:
         match response:
             case Response() if 200 <= response.status < 300:  # noqa: PLR2004 - the class of success
                 return str(response.status)
-            case Response() if refusal_of(response.status):
+            case Response() if response.status in HTTP_REFUSALS:
                 raise DeliveryNotSent(f"The receiver refused message {message.key} with status {response.status}.")
             case Response():
                 raise DeliveryInDoubt(

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_idempotent.domain.outbox import Message
+from dagster_idempotent.domain.pipeline import AnyPipeline
 from dagster_idempotent.domain.submission import CallKey, check_call_key
 from dagster_idempotent.domain.task import FencingToken, HeldFor, Owner
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.calls import Calls
-from dagster_idempotent.engine.work import AnyPipeline, Work
+from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import LeaseLost
 from dagster_idempotent.providers.protocol import Provider
 

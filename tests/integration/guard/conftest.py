@@ -219,3 +219,11 @@ def bench(ledger: Database, sql: Sql, metered: MeteredProvider, monkeypatch: pyt
             <> (coalesce(booked.reserved, 0), coalesce(booked.settled, 0))"""
     ).fetchall()
     assert unbalanced == []
+
+
+def about(item: int) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": f"item <{item}>"}]}
+
+
+def name(item: int) -> str:
+    return f"item-{item}"

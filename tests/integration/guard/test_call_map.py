@@ -1,54 +1,30 @@
 """Many calls of one task: each is paid once, none stops the others, and a killed map goes on where it was (R14-R18)."""
 
-import os
-import signal
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 
-from dagster_idempotent.domain.money import Budget, Money
-from dagster_idempotent.engine.call_keys import named_call
-from dagster_idempotent.engine.call_map import FAILURES_IN_A_ROW, map_calls
+from dagster_idempotent.engine.call_map import FAILURES_IN_A_ROW
 from dagster_idempotent.engine.calls import Calls
-from dagster_idempotent.engine.guard import Guard
 from dagster_idempotent.engine.retry_policy import Verdict, rule_of
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import (
     CallInDoubt,
-    CallRejected,
     CallsUnfinished,
     ConfigurationError,
     LeaseLost,
     PayloadMismatch,
     TaskHeld,
 )
-from dagster_idempotent.providers import clients
 from dagster_idempotent.providers.chat_completions import ChatCompletion
-from dagster_idempotent.providers.http_provider import HttpProvider
-from dagster_idempotent.providers.profiles import OPENAI
-from dagster_idempotent.testing.claimed_work import exchange_of
-from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 if TYPE_CHECKING:
-    from tests.conftest import Crew
-    from tests.integration.guard.conftest import Bench
-
-Until = Callable[..., object]
-Sql = psycopg.Connection[dict[str, Any]]
-
-
-def about(item: int) -> dict[str, object]:
-    return {"model": "m", "messages": [{"role": "user", "content": f"item <{item}>"}]}
-
-
-def name(item: int) -> str:
-    return f"item-{item}"
+    pass
+from tests.integration.guard.conftest import Bench, about, name
 
 
 def text_of(answer: ChatCompletion) -> str:
@@ -56,35 +32,35 @@ def text_of(answer: ChatCompletion) -> str:
 
 
 class TestMap:
-    def map(self, bench: "Bench", items: Iterable[int], work: Work | None = None, **options: Any) -> list[str]:
+    def map(self, bench: Bench, items: Iterable[int], work: Work | None = None, **options: Any) -> list[str]:
         """Map in a new run, unless a work is given."""
         provider = options.pop("provider", None) or bench.provider()
         work = work or bench.claim(bench.allocate(), [provider])
         with work.renewed():
             return Calls(work, provider).map(items, key=name, request=about, accept=text_of, **options)
 
-    def unfinished(self, bench: "Bench", items: Iterable[int], **options: Any) -> CallsUnfinished:
+    def unfinished(self, bench: Bench, items: Iterable[int], **options: Any) -> CallsUnfinished:
         with pytest.raises(CallsUnfinished) as caught:
             self.map(bench, items, **options)
         return caught.value
 
-    def test_answers_come_in_the_order_of_the_items_and_are_replayed_for_nothing(self, bench: "Bench") -> None:
+    def test_answers_come_in_the_order_of_the_items_and_are_replayed_for_nothing(self, bench: Bench) -> None:
         first = self.map(bench, range(40))
         again = self.map(bench, reversed(range(40)))
         assert len(set(first)) == 40
         assert again == first[::-1]
         assert len(bench.posts) == bench.charges == 40
 
-    def test_no_items_is_no_request(self, bench: "Bench") -> None:
+    def test_no_items_is_no_request(self, bench: Bench) -> None:
         assert self.map(bench, []) == []
         assert bench.posts == []
 
-    def test_four_of_ten_accepted_means_that_six_are_sent(self, bench: "Bench") -> None:
+    def test_four_of_ten_accepted_means_that_six_are_sent(self, bench: Bench) -> None:
         self.map(bench, range(4))
         assert len(self.map(bench, range(10))) == 10
         assert len(bench.posts) == bench.charges == 10
 
-    def test_what_failed_is_sent_in_the_next_run_and_nothing_else(self, bench: "Bench") -> None:
+    def test_what_failed_is_sent_in_the_next_run_and_nothing_else(self, bench: Bench) -> None:
         for item in range(6):
             bench.metered.fault("status", status=400, body_contains=f"item <{item}>")
         error = self.unfinished(bench, range(10))
@@ -97,7 +73,7 @@ class TestMap:
         assert len(bench.posts) - before == 6
         assert bench.charges == 10
 
-    def test_one_in_doubt_does_not_stop_the_others_and_the_task_is_held_at_the_end(self, bench: "Bench") -> None:
+    def test_one_in_doubt_does_not_stop_the_others_and_the_task_is_held_at_the_end(self, bench: Bench) -> None:
         provider = bench.without_look_up()
         bench.metered.fault("accept_then_drop", body_contains="item <3>")
         error = self.unfinished(bench, range(30), provider=provider, concurrency=4)
@@ -112,13 +88,13 @@ class TestMap:
             self.map(bench, range(30), provider=provider)
         assert len(bench.posts) == bench.charges == 30
 
-    def test_a_lost_answer_is_looked_up_within_the_map(self, bench: "Bench") -> None:
+    def test_a_lost_answer_is_looked_up_within_the_map(self, bench: Bench) -> None:
         bench.metered.fault("accept_then_drop", body_contains="item <3>")
         assert len(self.map(bench, range(10))) == 10
         assert len(bench.posts) == bench.charges == 10
         assert {row["settled_by"] for row in bench.rows()} == {"sender", "look_up"}
 
-    def test_one_refused_for_another_payload_does_not_stop_the_others(self, bench: "Bench") -> None:
+    def test_one_refused_for_another_payload_does_not_stop_the_others(self, bench: Bench) -> None:
         work = bench.claim(bench.allocate())
         with work.renewed():
             Calls(work, bench.provider()).call("item-1", bench.request)
@@ -128,19 +104,19 @@ class TestMap:
         assert rule_of(error).verdict is Verdict.DEAD_LETTER
         assert bench.charges == 5
 
-    def test_a_key_of_two_items_is_refused_before_anything_is_sent(self, bench: "Bench") -> None:
+    def test_a_key_of_two_items_is_refused_before_anything_is_sent(self, bench: Bench) -> None:
         with pytest.raises(ConfigurationError, match="'item-2', 'item-3'") as caught:
             self.map(bench, [1, 2, 2, 3, 3, 3])
         assert caught.value.facts["keys"] == ("item-2", "item-3")
         assert bench.posts == []
 
     @pytest.mark.parametrize("concurrency", [0, -1, True])
-    def test_a_concurrency_that_is_no_number_of_threads_is_refused(self, bench: "Bench", concurrency: int) -> None:
+    def test_a_concurrency_that_is_no_number_of_threads_is_refused(self, bench: Bench, concurrency: int) -> None:
         with pytest.raises(ConfigurationError, match="concurrency"):
             self.map(bench, range(3), concurrency=concurrency)
         assert bench.posts == []
 
-    def test_never_more_than_so_many_are_under_way(self, bench: "Bench") -> None:
+    def test_never_more_than_so_many_are_under_way(self, bench: Bench) -> None:
         bench.metered.fault("hold", times=None)
         work = bench.claim(bench.allocate())
         with ThreadPoolExecutor() as pool:
@@ -151,7 +127,7 @@ class TestMap:
             assert len(mapping.result()) == 9
         assert bench.charges == 9
 
-    def test_threads_see_the_context_variables_of_the_caller(self, bench: "Bench") -> None:
+    def test_threads_see_the_context_variables_of_the_caller(self, bench: Bench) -> None:
         tenant: ContextVar[str] = ContextVar("tenant")
         tenant.set("acme")
         provider, work = bench.provider(), bench.claim(bench.allocate())
@@ -159,7 +135,7 @@ class TestMap:
             seen = Calls(work, provider).map(range(8), key=name, request=about, accept=lambda _: tenant.get())
         assert seen == ["acme"] * 8
 
-    def test_a_mistake_in_the_callers_own_function_stops_it_and_is_raised_as_it_is(self, bench: "Bench") -> None:
+    def test_a_mistake_in_the_callers_own_function_stops_it_and_is_raised_as_it_is(self, bench: Bench) -> None:
         work = bench.claim(bench.allocate())
 
         def request(item: int) -> dict[str, object]:
@@ -170,14 +146,14 @@ class TestMap:
         assert "5 of 1000 calls answered" in str(caught.value.__notes__)
         assert bench.charges == 5
 
-    def test_a_provider_that_fails_all_the_time_is_not_asked_for_everything(self, bench: "Bench") -> None:
+    def test_a_provider_that_fails_all_the_time_is_not_asked_for_everything(self, bench: Bench) -> None:
         bench.metered.fault("status", times=None, status=503)
         error = self.unfinished(bench, range(500), provider=bench.without_look_up(), concurrency=4)
         assert FAILURES_IN_A_ROW <= len(bench.posts) < FAILURES_IN_A_ROW + 4
         assert error.facts["not_started"] == 500 - len(bench.posts)
         assert "too many failed one after the other" in error.message
 
-    def test_a_lost_lease_stops_before_the_next_request(self, bench: "Bench") -> None:
+    def test_a_lost_lease_stops_before_the_next_request(self, bench: Bench) -> None:
         bench.metered.fault("hold", body_contains="item <2>")
         work = bench.claim(bench.allocate())
         with ThreadPoolExecutor() as pool:
@@ -194,7 +170,7 @@ class TestMap:
         assert bench.states() == ["succeeded"] * 3
         assert len(bench.posts) == bench.charges == 3
 
-    def test_progress_is_told(self, bench: "Bench") -> None:
+    def test_progress_is_told(self, bench: Bench) -> None:
         lines: list[str] = []
         work = bench.claim(bench.allocate())
         work.log = lines.append
@@ -202,7 +178,7 @@ class TestMap:
         assert len(lines) >= 5
         assert "40 of 40 calls answered (40 paid now), 0 in doubt" in lines[-1]
 
-    def test_an_unacceptable_answer_stays_paid_and_the_others_go_on(self, bench: "Bench") -> None:
+    def test_an_unacceptable_answer_stays_paid_and_the_others_go_on(self, bench: Bench) -> None:
         work = bench.claim(bench.allocate())
 
         def accept(answer: ChatCompletion) -> str:
@@ -219,7 +195,7 @@ class TestMap:
 
 
 @pytest.mark.explore
-def test_ten_thousand_items_fit_into_little_memory_and_replay_in_seconds(bench: "Bench") -> None:
+def test_ten_thousand_items_fit_into_little_memory_and_replay_in_seconds(bench: Bench) -> None:
     work, provider = bench.claim(bench.allocate()), bench.provider()
     bench.metered.fault("answer_with", times=None, content="x" * 20_000)
     peaks: list[int] = []
@@ -233,148 +209,3 @@ def test_ten_thousand_items_fit_into_little_memory_and_replay_in_seconds(bench: 
     # The answers together have 200 MB; what is kept of each is its length and a line of metadata.
     assert max(peaks) < 60_000_000
     assert bench.charges == 10_000
-
-
-class TestBudget:
-    def test_a_full_budget_starts_nothing_new_and_what_is_under_way_ends(self, bench: "Bench") -> None:
-        bench.declare(budget=Budget.per_task("10 USD"))
-        bound, cost = Money.parse("1 USD"), Money.parse("1 USD")
-        provider = bench.provider(upper_bound=bound, cost_of=lambda _: cost)
-        work = bench.claim(bench.allocate())
-        with work.renewed(), pytest.raises(CallsUnfinished) as caught:
-            Calls(work, provider).map(range(64), key=name, request=about, concurrency=8)
-        error = caught.value
-        assert (error.facts["answered"], error.facts["not_started"]) == (10, 54)
-        assert "budget of task:" in error.message
-        assert rule_of(error).verdict is Verdict.LEAVE
-        assert len(bench.posts) == bench.charges == 10
-        assert (bench.task()["status"], bench.task()["held_for"]) == ("held", "budget")
-
-    def test_reservations_that_end_make_room_for_the_others(self, bench: "Bench") -> None:
-        # Ten times as much is reserved as is spent: only what is really spent counts in the end.
-        bench.declare(budget=Budget.per_task("10 USD"))
-        cost = Money.parse("0.10 USD")
-        provider = bench.provider(upper_bound=Money.parse("2 USD"), cost_of=lambda _: cost)
-        work = bench.claim(bench.allocate())
-        with work.renewed():
-            answers = Calls(work, provider).map(range(60), key=name, request=about, concurrency=16)
-        assert len(answers) == bench.charges == 60
-        assert bench.task()["status"] == "running"
-
-
-class TestSdk:
-    def test_an_sdk_client_is_mapped_by_its_call_keys(self, bench: "Bench") -> None:
-        provider = HttpProvider(OPENAI, base_url=bench.metered.base_url, api_key_variable="K")
-        work = bench.claim(bench.allocate())
-
-        def ask(item: int) -> str | None:
-            with clients.openai_client(exchange_of(work, provider, named_call()), provider) as client:
-                completion = client.chat.completions.create(**about(item))  # pyright: ignore[reportArgumentType, reportCallIssue]
-            return completion.choices[0].message.content
-
-        bench.metered.fault("status", status=400, body_contains="item <7>")
-        with work.renewed():
-            with pytest.raises(CallsUnfinished) as caught:
-                map_calls(range(10), key=name, ask=ask)
-            assert caught.value.facts["failed"] == ("item-7",)
-            assert isinstance(caught.value.leading, CallRejected)
-            answers = map_calls(range(10), key=name, ask=ask)
-        assert None not in answers
-        assert bench.charges == 10
-        assert {row["call_key"] for row in bench.rows()} == {name(item) for item in range(10)}
-
-    def test_a_doubt_that_the_callers_function_swallows_still_holds_the_task(self, bench: "Bench") -> None:
-        provider, work = bench.without_look_up(), bench.claim(bench.allocate())
-        guard = Guard(work, provider)
-
-        def ask(item: int) -> str:
-            try:
-                return guard.call(named_call(), about(item)).value.text
-            except CallInDoubt:
-                return "no answer"
-
-        bench.metered.fault("accept_then_drop", body_contains="item <3>")
-        with work.renewed():
-            answers = map_calls(range(6), key=name, ask=ask)
-        assert answers.count("no answer") == 1
-        assert (bench.task()["status"], bench.task()["held_for"]) == ("held", "in_doubt")
-        assert len(bench.posts) == 6
-
-
-class TestKilled:
-    def settings(self, provider: MeteredProvider) -> dict[str, Any]:
-        return {
-            "pipeline": {"lease": "10s", "sender_lease": "1s", "send_window": "900ms", "max_attempts": 50},
-            "environment": {"K": "k"},
-            "provider": {
-                "base_url": provider.base_url,
-                "api_key_variable": "K",
-                "look_up_path": "/lookup",
-                "settle_delay": 0.2,
-            },
-        }
-
-    def until_done(
-        self, crew: "Crew", url: str, provider: MeteredProvider, task_id: str, until: Until
-    ) -> dict[str, Any]:
-        """Start Dagster runs, one after the other, until one has every answer."""
-        worker = crew.worker(url=url, **self.settings(provider))
-        found: list[dict[str, Any]] = []
-
-        def done() -> bool:
-            worker.tell("claim", task_id=task_id, owner=f"again-{len(found)}", finished=["*"])
-            answer = worker.answer()
-            if "error" not in answer:
-                worker.tell("map", items=60)
-                answer = worker.answer()
-            found.append(answer)
-            if "error" in answer:
-                assert answer["error"] in {"LeaseBusy", "CallsUnfinished", "TaskHeld"}, answer
-            return "value" in answer
-
-        until(done)
-        return found[-1]["value"]
-
-    def test_a_map_killed_in_the_middle_goes_on_and_every_call_is_charged_once(
-        self, crew: "Crew", ledger_url: str, sql: Sql, metered_provider: MeteredProvider, until: Until
-    ) -> None:
-        (worker,) = crew.connected(1, url=ledger_url, **self.settings(metered_provider))
-        task_id = worker.ask("allocate")
-        worker.ask("claim", task_id=task_id, owner="killed")
-        metered_provider.fault("hold", times=None, body_contains="item 2")
-        worker.tell("map", items=60, concurrency=8)
-        metered_provider.wait_held(4)
-        worker.kill()
-        metered_provider.clear_faults()
-        metered_provider.release()
-        charged = metered_provider.charges
-        assert 0 < charged < 60
-        value = self.until_done(crew, ledger_url, metered_provider, task_id, until)
-        assert value["answers"] == 60
-        assert metered_provider.charges == 60
-        references = [line.client_reference for line in metered_provider.bill().lines]
-        assert len(set(references)) == 60
-        states = sql.execute("SELECT state, count(*) AS n FROM dagster_idempotent.submissions GROUP BY 1").fetchall()
-        assert {row["state"]: row["n"] for row in states}["succeeded"] == 60
-
-    def test_sigterm_ends_it_once_the_calls_under_way_have_answered(  # noqa: PLR0917 - fixtures
-        self, crew: "Crew", ledger_url: str, sql: Sql, metered_provider: MeteredProvider, until: Until, tmp_path: Path
-    ) -> None:
-        log = tmp_path / "log"
-        log.touch()
-        (worker,) = crew.connected(1, url=ledger_url, **self.settings(metered_provider))
-        task_id = worker.ask("allocate")
-        worker.ask("claim", task_id=task_id, owner="terminated")
-        metered_provider.fault("hold", times=None)
-        worker.tell("map", items=60, concurrency=5, log=str(log))
-        metered_provider.wait_held(5)
-        os.kill(worker.pid, signal.SIGTERM)
-        until(lambda: "nothing more starts" in log.read_text())
-        metered_provider.release()
-        assert worker.answer()["error"] == "KeyboardInterrupt"
-        rows = sql.execute("SELECT state FROM dagster_idempotent.submissions").fetchall()
-        assert [row["state"] for row in rows] == ["succeeded"] * 5
-        assert metered_provider.charges == 5
-        metered_provider.clear_faults()
-        value = self.until_done(crew, ledger_url, metered_provider, task_id, until)
-        assert (value["answers"], metered_provider.charges) == (60, 60)

@@ -9,6 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_idempotent.domain.backoff import Backoff
+from dagster_idempotent.domain.submission import IdempotencyKey
 from dagster_idempotent.engine import answer_files, stages
 from dagster_idempotent.engine.answer_files import MAX_IN_TABLE
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
@@ -17,6 +18,7 @@ from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import ArtifactDamaged, ArtifactNotStored, ConfigurationError
 from dagster_idempotent.providers.openai_batches import Batch, OpenAIBatches
 from dagster_idempotent.providers.outcome import NotFound
+from dagster_idempotent.providers.send_window import SendWindow
 
 if TYPE_CHECKING:
     from tests.integration.guard.conftest import Bench
@@ -188,6 +190,14 @@ class TestBatches:
         bench.metered.fault("status", status=200, body=page, path_contains="GET /v1/batches")
         assert self.batches(bench).find(["some-key"]) == NotFound(complete=False)
         assert self.batches(bench).find(["some-key"]) == NotFound(complete=True)
+
+    def test_a_second_batch_under_one_key_is_named_beside_the_first(self, bench: "Bench") -> None:
+        batches, key = self.batches(bench), IdempotencyKey("di-one-key")
+        window = SendWindow(timedelta(seconds=30))
+        made = [batches.submit(self.batch(), key=key, window=window).remote_ref for _ in range(2)]
+        found = batches.find([key])
+        assert {found.remote_ref, *found.also} == set(made)
+        assert len(found.also) == 1
 
     def test_an_upload_that_fails_has_sent_nothing_that_costs(self, bench: "Bench") -> None:
         bench.metered.fault("status", status=500, path_contains="/v1/files")

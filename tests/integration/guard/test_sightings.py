@@ -124,6 +124,18 @@ class TestAfterAResend:
         assert checks[NOTHING_CHARGED_TWICE].passed
         assert bench.charges == 1
 
+    def test_a_service_that_took_one_job_for_two_is_shown_in_red(self, bench: "Bench") -> None:
+        bench.metered.configure(lookup=False, deduplicate=False)
+        provider = bench.studio(key_window=timedelta(hours=1), settle_delay=timedelta(seconds=1))
+        bench.metered.fault("accept_then_drop")
+        with pytest.raises(CallInDoubt):
+            bench.call(provider, {"prompt": "a forest"})
+        first, second = bench.call(provider, {"prompt": "a forest"}), bench.metered.jobs()
+        bench.metered.configure(lookup=True)
+        bench.call(provider, {"prompt": "a forest"})
+        assert kinds(bench) == [("charged_again", second[-2].id)]
+        assert (first.remote_ref, bench.charges) == (second[-1].id, 2)
+
     def test_the_look_up_that_settles_a_doubt_counts_too(self, bench: "Bench") -> None:
         bench.metered.configure(lookup=False, deduplicate=False)
         provider = bench.provider(key_window=timedelta(hours=1), settle_delay=timedelta(seconds=1))
