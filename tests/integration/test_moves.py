@@ -118,7 +118,12 @@ WRITERS: Mapping[str, tuple[Write, str, int, Mapping[S, S]]] = {
     "another sender, gave up": (doubted(STRANGER), ALIVE, 1, {}),
     "a finder of a silent sender": (found_silent, EXPIRED, 1, {S.INTENDED: S.IN_DOUBT}),
     "a finder of a live sender": (found_silent, ALIVE, 1, {}),
-    "an operator, succeeded": (resolved(S.SUCCEEDED), EXPIRED, 1, live(S.SUCCEEDED)),
+    "an operator, succeeded": (
+        resolved(S.SUCCEEDED),
+        EXPIRED,
+        1,
+        {**live(S.SUCCEEDED), S.ACCEPTED: S.SUCCEEDED},
+    ),
     "an operator, accepted": (resolved(S.ACCEPTED), EXPIRED, 1, live(S.ACCEPTED)),
     "an operator, not sent": (resolved(S.NOT_SENT), EXPIRED, 1, live(S.NOT_SENT)),
     "an operator, rejected": (resolved(S.REJECTED), EXPIRED, 1, live(S.REJECTED)),
