@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import cast
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.errors import ConfigurationError
@@ -21,6 +21,8 @@ JsonPath = tuple[str, ...]
 MAX_ANSWER = 4 * 1024 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
+# What an address may have as it is; services name results in any language.
+_URL = "%/:?#[]@!$&'()*+,;=~"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +65,17 @@ class JobHttp:
         Unlike those of a paid request, redirects of a download are followed; the credential stays with its origin.
         """
         url = place if "://" in place else self.base_url + place
-        for _ in range(_MOST_REDIRECTS):
-            response = self._once(method, url, body, content_type)
-            target = None if isinstance(response, str) else response.header("location")
-            if isinstance(response, str) or method != "GET" or response.status not in _REDIRECTS or target is None:
-                return response
-            url = urljoin(url, target)
-            if urlsplit(url).scheme not in {"http", "https"}:
-                return f"the answer leads to {urlsplit(url).scheme}:, expected http or https"
+        try:
+            for _ in range(_MOST_REDIRECTS):
+                response = self._once(method, quote(url, safe=_URL), body, content_type)
+                target = None if isinstance(response, str) else response.header("location")
+                if isinstance(response, str) or method != "GET" or response.status not in _REDIRECTS or target is None:
+                    return response
+                url = urljoin(url, target)
+                if urlsplit(url).scheme not in {"http", "https"}:
+                    return f"the answer leads to {urlsplit(url).scheme}:, expected http or https"
+        except ValueError as error:
+            return f"the answer leads to an address that is none: {error}"
         return f"more than {_MOST_REDIRECTS} redirects"
 
     def _once(self, method: str, url: str, body: bytes, content_type: str) -> Response | str:
@@ -101,7 +106,7 @@ class JobHttp:
 
     def absolute(self, place: str) -> str:
         """Return a URL that an answer gives, which may be relative to the API."""
-        return urljoin(f"{self.base_url}/", place)
+        return place if "://" in place else urljoin(f"{self.base_url}/", place)
 
     def _outcome(
         self, result: Response | NotSent | InDoubt, id_at: JsonPath
