@@ -35,9 +35,6 @@ def folder(tmp_path: Path, ledger_url: str, metered_provider: MeteredProvider, m
     """Give the folder that the code location writes to, with its environment set."""
     place = tmp_path / "place"
     place.mkdir()
-    # A location reads the environment when it is loaded, and Dagster keeps what another test has loaded.
-    for location in Path(__file__).parent.glob("*_location.py"):
-        monkeypatch.delitem(sys.modules, location.stem, raising=False)
     monkeypatch.setenv("TEST_FOLDER", os.fspath(place))
     monkeypatch.setenv("TEST_LEDGER_URL", ledger_url)
     monkeypatch.setenv("TEST_PROVIDER_URL", metered_provider.base_url)

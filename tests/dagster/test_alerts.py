@@ -1,6 +1,5 @@
 """The hook for alerts: each thing once, a bad night in one call, and a broken hook loses nothing."""
 
-import importlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import dagster as dg
 import psycopg
 import pytest
+from locations import loaded_anew
 
 from dagster_idempotent import Attention, operator_definitions
 from dagster_idempotent.definitions.alerts import SEEN, alert_sensor
@@ -42,8 +42,7 @@ class Told:
 
 @pytest.fixture
 def code(folder: Path) -> Any:
-    assert folder.exists()
-    return importlib.reload(importlib.import_module("code_location"))
+    return loaded_anew(folder)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import dagster as dg
 import psycopg
 import pytest
+from locations import copied_location
 from real_dagster import Dagster
 
 from dagster_idempotent.definitions.operator_links import Choice, Place
@@ -20,9 +21,9 @@ Rows = psycopg.Connection[dict[str, Any]]
 
 
 @pytest.fixture
-def dagster(monkeypatch: pytest.MonkeyPatch, start_dagster: Any) -> Iterator[Dagster]:
+def dagster(monkeypatch: pytest.MonkeyPatch, start_dagster: Any, folder: Path) -> Iterator[Dagster]:
     monkeypatch.setenv("TEST_OPERATORS", "1")
-    with start_dagster() as started:
+    with start_dagster(code=copied_location(folder)) as started:
         yield started
 
 

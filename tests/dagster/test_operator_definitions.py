@@ -1,6 +1,5 @@
 """The operator's side in Dagster: what turns red, what is launched by itself, what a person decides in a job."""
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import dagster as dg
 import psycopg
 import pytest
+from locations import loaded_anew
 
 from dagster_idempotent import operator_definitions
 from dagster_idempotent.domain.period import TaskId
@@ -26,9 +26,9 @@ ANSWER = {"id": "chat-1", "choices": [{"message": {"content": json.dumps({"title
 class House:
     """A code location with its operator definitions, run in this process."""
 
-    def __init__(self, instance: dg.DagsterInstance) -> None:
-        # Afresh: it reads the test's folder from the environment when it is loaded.
-        code_location = importlib.reload(importlib.import_module("code_location"))
+    def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
+        # It reads the test's folder from the environment when it is loaded.
+        code_location = loaded_anew(folder)
         self.instance = instance
         self.resources: dict[str, Any] = dict(code_location.defs.resources or {})
         operators = operator_definitions(code_location.blind_job, code_location.weekly_job, code_location.report_asset)
@@ -63,7 +63,7 @@ class House:
 def house(folder: Path) -> Iterator[House]:
     assert folder.exists()
     with dg.instance_for_test() as instance:
-        yield House(instance)
+        yield House(instance, folder)
 
 
 @pytest.fixture
