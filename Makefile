@@ -22,8 +22,8 @@ demo: $(VENV)/.installed  ## run this week's tick, kill a worker mid-call, retry
 dev: $(VENV)/.installed  ## open the Dagster UI on the example
 	@$(BIN)/python -m example_repo.dev
 
-test: $(VENV)/.installed  ## run the test suite (two workers)
-	@$(BIN)/python -m pytest -n 2
+test: $(VENV)/.installed  ## run the test suite; three workers, since its tests wait more than they compute
+	@$(BIN)/python -m pytest -n 3
 
 check: $(VENV)/.installed  ## lint, types, layers
 	@$(BIN)/ruff check .

@@ -56,6 +56,8 @@ def main(path: Path) -> None:
             if os.fork() == 0:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                # A shell that starts tests in the background has them ignore it.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 serve(connection)
                 os._exit(0)
             connection.close()
