@@ -8,7 +8,7 @@ from dagster_idempotent.cli.output import print_csv, print_rows, say
 from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.store import listing
 
-COLUMNS = ("name", "currency", "settled", "reserved", "adjusted", "resent", "charges")
+COLUMNS = ("name", "currency", "settled", "reserved", "adjusted", "resent", "charges", "replays", "saved")
 
 
 @click.command(cls=Verb)
@@ -27,7 +27,8 @@ def command(asked: Asked, *, pipeline: str | None, period: str | None, by: str, 
     """Total what was paid, exactly, by currency.
 
     `settled` is what was booked, adjustments included; `reserved` what calls under way or in doubt may still cost;
-    `resent` the part of `settled` that operators allowed knowing that it may charge twice.
+    `resent` the part of `settled` that operators allowed knowing that it may charge twice; `replays` how often a stored
+    answer stood in for another request, and `saved` what those would have cost.
 
     Example:
       dagster-idempotent costs --by task --period 2026-W32 --csv

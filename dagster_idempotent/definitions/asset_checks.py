@@ -11,7 +11,7 @@ import dagster as dg
 from dagster_idempotent.definitions import tags
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.engine.verify import verify
-from dagster_idempotent.store import listing, sightings
+from dagster_idempotent.store import listing, replays, sightings
 from dagster_idempotent.store.database import Database
 
 ASSET = "idempotency_ledger"
@@ -91,7 +91,8 @@ def ledger_asset() -> dg.AssetsDefinition:
 
     @dg.asset(
         name=ASSET,
-        description="What the ledger counts: tasks, charges, cost by pipeline and currency; and what needs a person.",
+        description="What the ledger counts: tasks, charges, replays and what they saved, cost by period and currency; and what "
+        "needs a person.",
         kinds={"postgres"},
         check_specs=[dg.AssetCheckSpec(check, asset=ASSET, description=text) for check, text in _WHAT_TO_DO.items()],
     )
@@ -120,7 +121,6 @@ def _numbers(database: Database, instance: dg.DagsterInstance) -> dict[str, Any]
     pipelines = database.run(listing.pipelines)
     costs = database.run(lambda c: listing.costs(c, by="pipeline"))
     by_period = database.run(lambda c: listing.costs(c, by="period"))
-    # A replay writes nothing to the ledger; Dagster's own runs say how often a task was launched again.
     runs = sum(instance.get_runs_count(dg.RunsFilter(tags={tags.PIPELINE: row["pipeline"]})) for row in pipelines)
     found: dict[str, Any] = {
         "tasks": sum(row["tasks"] for row in pipelines),
@@ -128,13 +128,18 @@ def _numbers(database: Database, instance: dg.DagsterInstance) -> dict[str, Any]
         "held": sum(row["held"] for row in pipelines),
         "dead": sum(row["dead"] for row in pipelines),
         "charges": sum(row["charges"] for row in costs),
+        "replays_saved": database.run(replays.total),
         "runs": runs,
+        "runs_beyond_the_first": max(0, runs - sum(row["tasks"] for row in pipelines)),
     }
-    found["runs_beyond_the_first"] = max(0, runs - found["tasks"])
-    for row in costs:
-        found[f"cost_{row['currency']}"] = found.get(f"cost_{row['currency']}", 0.0) + float(row["settled"])
+    for currency in sorted({row["currency"] for row in costs}):
+        rows = [row for row in costs if row["currency"] == currency]
+        found[f"cost_{currency}"] = float(sum(row["settled"] for row in rows))
+        found[f"saved_{currency}"] = float(sum(row["saved"] for row in rows))
     if by_period:
-        found["cost_by_period"] = _table([_picked(row, "name", "currency", "settled", "charges") for row in by_period])
+        columns = ("name", "currency", "settled", "charges", "replays", "saved")
+        newest = sorted(by_period, key=lambda row: row["name"].rpartition("/")[2], reverse=True)[:SHOWN]
+        found["cost_by_period"] = _table([_picked(row, *columns) for row in newest])
     if pipelines:
         found["pipelines"] = _table([_picked(row, "pipeline", "tasks", "open", "held", "dead") for row in pipelines])
     return found

@@ -21,6 +21,7 @@ from dagster_idempotent.domain.task import Task, TaskStatus
 from dagster_idempotent.engine import stages
 from dagster_idempotent.engine.allocator import get_task
 from dagster_idempotent.engine.relay import Channel, deliver_task
+from dagster_idempotent.engine.replays import count_task_replayed
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import IdempotentError
 from dagster_idempotent.providers.protocol import AnyProvider
@@ -144,6 +145,7 @@ def transform_op(
             if isinstance(work, Work):
                 return _transform(context, user, work, given, upstream)
             if returns_candidate:
+                count_task_replayed(ledger.database(), pipeline.name, work.task_id)
                 context.add_output_metadata(
                     {**metadata.of_task(work), "calls_paid_now": 0, "replayed": "the accepted output"}
                 )

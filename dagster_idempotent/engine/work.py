@@ -17,6 +17,7 @@ from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.heartbeat import Beat, Heartbeat
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
 from dagster_idempotent.engine.reconciliation import reconcile_task
+from dagster_idempotent.engine.replays import count_replays
 from dagster_idempotent.engine.retry_policy import Verdict, rule_of
 from dagster_idempotent.errors import (
     ConfigurationError,
@@ -108,14 +109,18 @@ class Work:
 
     @contextmanager
     def renewed(self) -> Generator["Work"]:
-        """Renew the lease while the block runs, and make this the current work of the thread's context."""
+        """Renew the lease while the block runs, and make this the current work of the thread's context.
+
+        At its end the replays of the block are counted.
+        """
         with self.heartbeat.renewing(self.lease, self.pipeline.lease, every=self.pipeline.renew_every) as beat:
             self.beat = beat
-            token = _current.set(self)
+            token, before = _current.set(self), len(self.results)
             try:
                 yield self
             finally:
                 _current.reset(token)
+                count_replays(self.database, self.lease.pipeline, self.lease.task_id, self.results[before:])
 
 
 Deferred = list[tuple[HeldFor, str]]

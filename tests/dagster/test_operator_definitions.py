@@ -176,8 +176,12 @@ def test_the_ledger_asset_counts_and_carries_the_checks(house: House, metered_pr
     (materialization,) = result.asset_materializations_for_node("idempotency_ledger")
     assert materialization.metadata["tasks"].value == metered_provider.charges == 1
     assert materialization.metadata["runs_beyond_the_first"].value == 1
+    assert materialization.metadata["replays_saved"].value == 1
+    assert materialization.metadata["saved_USD"].value == materialization.metadata["cost_USD"].value > 0
     (period,) = materialization.metadata["cost_by_period"].value.records
     assert (period.data["name"], period.data["currency"]) == ("weekly_digest/2026-W32", "USD")
+    assert (period.data["charges"], period.data["replays"]) == ("1", "1")
+    assert period.data["saved"] == period.data["settled"]
     checks = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     assert checks == dict.fromkeys(
         [

@@ -14,6 +14,7 @@ from dagster_idempotent.domain.submission import CallKey, check_call_key
 from dagster_idempotent.domain.task import FencingToken, HeldFor, Owner
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.calls import Calls
+from dagster_idempotent.engine.replays import count_replays
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import LeaseLost
 from dagster_idempotent.providers.protocol import Provider
@@ -40,7 +41,10 @@ class PaidChannel:
 
     def deliver_with(self, work: Work, message: Message) -> str:
         """Make the paid calls and return the receipt."""
-        receipt = self._pay(_ChannelCalls(work, self._provider, message.channel), message)
+        try:
+            receipt = self._pay(_ChannelCalls(work, self._provider, message.channel), message)
+        finally:
+            count_replays(work.database, message.pipeline, message.task_id, work.results)
         return "paid" if receipt is None else str(receipt)
 
 

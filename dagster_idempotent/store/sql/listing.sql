@@ -124,7 +124,8 @@ WHERE (%(pipeline)s::text IS NULL OR o.pipeline = %(pipeline)s)
 ORDER BY o.pipeline, o.task_id, o.channel LIMIT %(limit)s
 
 -- name: costs
--- Reserved is what is still held; resent is what was booked for sends that an operator allowed on top, counted apart.
+-- Reserved is what is still held; resent is what was booked for sends that an operator allowed on top, counted apart;
+-- saved is what the replays would have cost if each had been paid for again.
 WITH booked AS (
     SELECT CASE %(by)s WHEN 'task' THEN c.pipeline || '/' || c.task_id
                        WHEN 'period' THEN c.pipeline || '/' || t.period_id
@@ -138,14 +139,28 @@ WITH booked AS (
         = (c.pipeline, c.task_id, c.call_key, c.submission)
     WHERE (%(pipeline)s::text IS NULL OR c.pipeline = %(pipeline)s)
       AND (%(period)s::text IS NULL OR t.period_id = %(period)s)
+), replayed AS (
+    SELECT CASE %(by)s WHEN 'task' THEN r.pipeline || '/' || r.task_id
+                       WHEN 'period' THEN r.pipeline || '/' || t.period_id
+                       WHEN 'provider' THEN s.provider ELSE r.pipeline END AS name,
+        s.currency, sum(r.times) AS replays, sum(r.times * s.cost) AS saved
+    FROM dagster_idempotent.replays r
+    JOIN dagster_idempotent.tasks t ON t.pipeline = r.pipeline AND t.task_id = r.task_id
+    JOIN dagster_idempotent.submissions s ON (s.pipeline, s.task_id, s.call_key, s.submission)
+        = (r.pipeline, r.task_id, r.call_key, r.submission)
+    WHERE (%(pipeline)s::text IS NULL OR r.pipeline = %(pipeline)s)
+      AND (%(period)s::text IS NULL OR t.period_id = %(period)s)
+    GROUP BY 1, s.currency
 )
-SELECT name, currency,
+SELECT b.name, b.currency,
     coalesce(sum(amount) FILTER (WHERE kind IN ('settled', 'adjusted')), 0) AS settled,
     coalesce(sum(CASE kind WHEN 'reserved' THEN amount WHEN 'released' THEN -amount END), 0) AS reserved,
     coalesce(sum(amount) FILTER (WHERE kind = 'adjusted'), 0) AS adjusted,
     coalesce(sum(amount) FILTER (WHERE kind IN ('settled', 'adjusted') AND resent), 0) AS resent,
-    count(*) FILTER (WHERE kind = 'settled') AS charges
-FROM booked GROUP BY name, currency ORDER BY name, currency
+    count(*) FILTER (WHERE kind = 'settled') AS charges,
+    coalesce(max(r.replays), 0)::bigint AS replays, coalesce(max(r.saved), 0) AS saved
+FROM booked b LEFT JOIN replayed r USING (name, currency)
+GROUP BY b.name, b.currency ORDER BY b.name, b.currency
 
 -- name: unpriced
 SELECT count(*) AS calls FROM dagster_idempotent.submissions s

@@ -20,6 +20,7 @@ class TestForgetting:
         "approvals",
         "outbox",
         "audit",
+        "replays",
     )
 
     @pytest.fixture
@@ -32,6 +33,7 @@ class TestForgetting:
             ("approvals", "gate, actor, reason, shown_sha256", "'spend', 'a', 'r', %(sha)s"),
             ("outbox", "channel, payload, state, deduplicates", "'file', '{}', 'ready', true"),
             ("audit", "actor, action, reason", "'a', 'b', 'c'"),
+            ("replays", "call_key, submission, times", "'c', 1, 1"),
         ):
             sql.execute(
                 f"INSERT INTO dagster_idempotent.{table} (pipeline, task_id, {columns}) "  # noqa: S608 - a test's own text # pyright: ignore[reportArgumentType]
