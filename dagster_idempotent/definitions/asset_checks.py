@@ -91,8 +91,8 @@ def ledger_asset() -> dg.AssetsDefinition:
 
     @dg.asset(
         name=ASSET,
-        description="What the ledger counts: tasks, charges, replays and what they saved, cost by period and currency; and what "
-        "needs a person.",
+        description="What the ledger counts: tasks, charges, replays and what they saved, cost by period and "
+        "currency; and what needs a person.",
         kinds={"postgres"},
         check_specs=[dg.AssetCheckSpec(check, asset=ASSET, description=text) for check, text in _WHAT_TO_DO.items()],
     )

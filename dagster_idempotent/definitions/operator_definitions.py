@@ -5,6 +5,7 @@ import dagster as dg
 from dagster_idempotent.definitions.alerts import Alert, alert_sensor
 from dagster_idempotent.definitions.asset_checks import ledger_asset
 from dagster_idempotent.definitions.declared import Declaring
+from dagster_idempotent.definitions.explain_job import explain_job
 from dagster_idempotent.definitions.operator_jobs import operator_jobs
 from dagster_idempotent.definitions.sensors import attention_sensor, outbox_sensor, task_sensor
 
@@ -17,7 +18,7 @@ def operator_definitions(*definitions: Declaring, alert: Alert | None = None) ->
     """
     return dg.Definitions(
         assets=[ledger_asset()],
-        jobs=operator_jobs(),
+        jobs=[explain_job(), *operator_jobs()],
         sensors=[
             *(task_sensor(definition) for definition in definitions),
             outbox_sensor(*definitions),

@@ -23,11 +23,12 @@ DEFAULT_REPOSITORY = "__repository__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One decision that a person may take: the operator job, and what is already known of its config."""
+    """What a person may launch: the operator job, and what is already known of its config."""
 
     label: str
     verb: str
-    config: Mapping[str, str]
+    config: Mapping[str, str | bool]
+    decides: bool = True
 
     @property
     def job(self) -> str:
@@ -36,8 +37,8 @@ class Choice:
 
     @property
     def yaml(self) -> str:
-        """The run config, with actor and reason left to be typed."""
-        config = {**self.config, "actor": "", "reason": ""}
+        """The run config; of a decision, actor and reason are left to be typed."""
+        config = {**self.config, **({"actor": "", "reason": ""} if self.decides else {})}
         lines = "\n".join(f"      {name}: {json.dumps(value)}" for name, value in config.items())
         return f"ops:\n  {self.verb}:\n    config:\n{lines}\n"
 
@@ -111,6 +112,9 @@ def decisions_for(
         for choice in choices(database, ref)
         if place is not None and choice.job in operator_jobs_here()
     ]
+    look = Choice(label="see everything that is known", verb="explain", config=_known(ref), decides=False)
+    if place is not None and look.job in operator_jobs_here():
+        found["see"] = dg.MetadataValue.url(place.link(look))
     if lines:
         # One row with a window of links: as rows of their own they would be hidden below the fold of the event.
         said = f"Task {ref}. Each link opens an operator job, filled in; type your name and why, and launch it."
@@ -155,16 +159,20 @@ def _about_hold(ref: TaskRef, task: Row, database: Database) -> Sequence[Choice]
 
 
 def _about_task(label: str, verb: str, ref: TaskRef) -> Choice:
-    return Choice(label=label, verb=verb, config={"pipeline": ref.pipeline, "task": ref.task_id})
+    return Choice(label=label, verb=verb, config=_known(ref))
+
+
+def _known(ref: TaskRef) -> dict[str, str | bool]:
+    return {"pipeline": ref.pipeline, "task": ref.task_id}
 
 
 def _approval(ref: TaskRef, task: Row) -> Choice:
-    known = {"pipeline": ref.pipeline, "task": ref.task_id, "shown_sha256": str(task["shown_sha256"])}
+    known = _known(ref) | {"shown_sha256": str(task["shown_sha256"])}
     return Choice(label="approve what the hash stands for", verb="approve", config=known)
 
 
 def _about_call(label: str, outcome: str, ref: TaskRef, call: str) -> Choice:
-    config = {"pipeline": ref.pipeline, "task": ref.task_id}
+    config = _known(ref)
     if call:
         config["call"] = call
     config["outcome"] = outcome

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from dagster_idempotent.definitions import metadata, tags
 from dagster_idempotent.definitions.asset_channel import reporting_to
+from dagster_idempotent.definitions.explain_job import artifact_link
 from dagster_idempotent.definitions.keys import AnyPartitions, identity_of, identity_tags, partition_of, time_source
 from dagster_idempotent.definitions.operator_links import decisions_for
 from dagster_idempotent.definitions.resources import AllocatorResource, GuardedProviderResource, LedgerResource
@@ -104,7 +105,8 @@ def collect_op(
                     "collected": "now" if now else "earlier",
                     "sha256": raw.sha256,
                     "bytes": raw.size,
-                    "artifact": f"dagster-idempotent tasks show {pipeline.name}/{task.task_id}",
+                    "artifact": artifact_link(pipeline.name, task.task_id, context.run, ledger.webserver_url),
+                    **({} if raw.uri is None else {"artifact_uri": dg.PathMetadataValue(raw.uri)}),
                 }
             )
             return task.task_id
