@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import BinaryIO
 
 import click
@@ -18,10 +19,11 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows, say
+from dagster_idempotent.cli.payloads import hand_out, output_option
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import SubmissionState
-from dagster_idempotent.engine import remote_jobs, resolutions
+from dagster_idempotent.engine import payloads, remote_jobs, resolutions
 from dagster_idempotent.engine.listing import find_task, unknown_call
 from dagster_idempotent.engine.operator_look_up import look_up
 from dagster_idempotent.engine.resolutions import Evidence, Proof
@@ -110,6 +112,28 @@ def show(asked: Asked, *, task: str, pipeline: str | None, call: str) -> None:
         if not rows:
             raise unknown_call(database, ref, call)
         print_rows(rows, SHOW_COLUMNS, as_json=asked.as_json, nothing="")
+
+
+@command.command()
+@asking
+@task_argument
+@click.argument("call", metavar="CALL")
+@click.option(
+    "--submission", type=click.IntRange(min=1), help="The answer to this send.  [default: the one that is replayed]"
+)
+@output_option
+def answer(
+    asked: Asked, *, task: str, pipeline: str | None, call: str, submission: int | None, output: Path | None
+) -> None:
+    """Print the stored answer of a call, byte for byte, also one that was paid for and not accepted.
+
+    Examples:
+      dagster-idempotent calls answer 2026-W32-0 summary
+      dagster-idempotent calls answer 2026-W32-0 summary#2 --output answer.json
+    """
+    with asked.opened() as database:
+        found = payloads.answer(database, find_task(database, task, pipeline=pipeline), call, submission)
+    hand_out(found, output=output, as_json=asked.as_json)
 
 
 @command.command()

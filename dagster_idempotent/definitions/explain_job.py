@@ -91,7 +91,7 @@ def artifact_link(
     known = {"pipeline": pipeline, "task": task_id, "show_artifact": True}
     choice = Choice(label="show the artifact", verb=VERB, config=known, decides=False)
     if place is None or choice.job not in operator_jobs_here():
-        return dg.MetadataValue.text(f"dagster-idempotent tasks show {pipeline}/{task_id}")
+        return dg.MetadataValue.text(f"dagster-idempotent tasks artifact {pipeline}/{task_id}")
     return dg.MetadataValue.url(place.link(choice))
 
 
