@@ -4,26 +4,25 @@
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 from pydantic import Field
 
 from dagster_idempotent.definitions.declared import note_operator_job, operator_jobs_here
-from dagster_idempotent.definitions.operator_links import PREFIX, Choice, decisions_for, place_of
+from dagster_idempotent.definitions.operator_links import EXPLAIN, PREFIX, decisions_for, look, place_of
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.domain.task import Raw
+from dagster_idempotent.engine import payloads
 from dagster_idempotent.engine.explain import Explanation, explain
 from dagster_idempotent.engine.listing import find_task
-from dagster_idempotent.engine.stages import get_raw
+from dagster_idempotent.engine.stages import RAW
 from dagster_idempotent.errors import IdempotentError
 from dagster_idempotent.store import listing
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 from dagster_idempotent.store.rows import Row
 
-VERB = "explain"
 SHOWN_CHARACTERS = 10_000
 SHOWN_ROWS = 100
 
@@ -33,18 +32,19 @@ class ExplainConfig(dg.Config):
 
     pipeline: str = Field(default="", description="The pipeline's name; may be empty where the id fits only one.")
     task: str = Field(description="The task's id, such as 2026-W32-0, its allocation key, or a Dagster run id.")
-    show_artifact: bool = Field(
-        default=False,
-        description="Copy the start of the raw artifact into this run's metadata, which pruning does not reach.",
+    show: Literal["nothing", "artifact", "output"] = Field(
+        default="nothing",
+        description="Copy the start of the raw artifact, or of the accepted output, into this run's metadata, which "
+        "pruning does not reach.",
     )
 
 
 def explain_job() -> dg.JobDefinition:
     """Make the job `idempotency_explain`; it needs the resource `ledger`."""
-    op = dg.op(name=VERB, description=explain_task.__doc__)(explain_task)
-    note_operator_job(f"{PREFIX}_{VERB}")
+    op = dg.op(name=EXPLAIN, description=explain_task.__doc__)(explain_task)
+    note_operator_job(f"{PREFIX}_{EXPLAIN}")
 
-    @dg.job(name=f"{PREFIX}_{VERB}", description=explain_task.__doc__, tags={"dagster/max_retries": "0"})
+    @dg.job(name=f"{PREFIX}_{EXPLAIN}", description=explain_task.__doc__, tags={"dagster/max_retries": "0"})
     def job() -> None:
         op()
 
@@ -60,7 +60,7 @@ def explain_task(context: dg.OpExecutionContext, config: ExplainConfig, ledger: 
             {
                 "explanation": dg.MetadataValue.md(as_markdown(explain(database, ref))),
                 **_tables(database, ref),
-                **(_shown(get_raw(database, ref.pipeline, ref.task_id)) if config.show_artifact else {}),
+                **_shown(database, ref, config.show),
                 **decisions_for(database, ref.pipeline, ref.task_id, context.run, ledger.webserver_url),
             }
         )
@@ -88,8 +88,7 @@ def artifact_link(
 ) -> dg.MetadataValue[str | None]:
     """Return the link that shows a task's raw artifact, or the command where this code location has no such job."""
     place = place_of(run, webserver)
-    known = {"pipeline": pipeline, "task": task_id, "show_artifact": True}
-    choice = Choice(label="show the artifact", verb=VERB, config=known, decides=False)
+    choice = look(TaskRef(pipeline=pipeline, task_id=task_id), show="artifact")
     if place is None or choice.job not in operator_jobs_here():
         return dg.MetadataValue.text(f"dagster-idempotent tasks artifact {pipeline}/{task_id}")
     return dg.MetadataValue.url(place.link(choice))
@@ -128,12 +127,19 @@ def _where(row: Row) -> str:
     return f"pruned {row['pruned_at']:%Y-%m-%d}" if row["pruned_at"] else "the ledger"
 
 
-def _shown(raw: Raw) -> Mapping[str, Any]:
+def _shown(database: Database, ref: TaskRef, what: str) -> Mapping[str, Any]:
+    match what:
+        case "artifact":
+            shown = payloads.artifact(database, ref, RAW)
+        case "output":
+            shown = payloads.output(database, ref)
+        case _:
+            return {}
     try:
-        text = raw.text()
+        text = shown.body.decode("utf-8")
     except UnicodeDecodeError:
-        return {"raw": f"{raw.size:,} bytes of {raw.media_type}, which are no text."}
+        return {shown.name: f"{len(shown.body):,} bytes of {shown.media_type}, which are no text."}
     rest = f"\n… {len(text) - SHOWN_CHARACTERS:,} characters more" if len(text) > SHOWN_CHARACTERS else ""
     # Indented, so that nothing within the text ends the block.
     block = "\n".join(f"    {line}" for line in f"{text[:SHOWN_CHARACTERS]}{rest}".splitlines())
-    return {"raw": dg.MetadataValue.md(block)}
+    return {shown.name: dg.MetadataValue.md(block), "shown_sha256": shown.sha256}

@@ -11,12 +11,14 @@ from dagster_idempotent.definitions import tags
 from dagster_idempotent.definitions.declared import operator_jobs_here
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import HeldFor, TaskStatus
+from dagster_idempotent.engine.task_facts import shown_at_the_gate
 from dagster_idempotent.store import listing
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 from dagster_idempotent.store.rows import Row
 
 PREFIX = "idempotency"
+EXPLAIN = "explain"
 # Where a webserver serves a code location whose repository has the default name.
 DEFAULT_REPOSITORY = "__repository__"
 
@@ -27,7 +29,7 @@ class Choice:
 
     label: str
     verb: str
-    config: Mapping[str, str | bool]
+    config: Mapping[str, str]
     decides: bool = True
 
     @property
@@ -85,7 +87,7 @@ def choices(database: Database, ref: TaskRef) -> Sequence[Choice]:
                 _about_task("end it for good", "discard", ref),
             ]
         case TaskStatus.COMPLETED if task["gate"] == "publish" and not task["gate_open"]:
-            return [_approval(ref, task)]
+            return _approval(ref, task)
         case _:
             abandoned = database.run(
                 lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id, state="abandoned")
@@ -112,9 +114,9 @@ def decisions_for(
         for choice in choices(database, ref)
         if place is not None and choice.job in operator_jobs_here()
     ]
-    look = Choice(label="see everything that is known", verb="explain", config=_known(ref), decides=False)
-    if place is not None and look.job in operator_jobs_here():
-        found["see"] = dg.MetadataValue.url(place.link(look))
+    see = look(ref)
+    if place is not None and see.job in operator_jobs_here():
+        found["see"] = dg.MetadataValue.url(place.link(see))
     if lines:
         # One row with a window of links: as rows of their own they would be hidden below the fold of the event.
         said = f"Task {ref}. Each link opens an operator job, filled in; type your name and why, and launch it."
@@ -122,6 +124,12 @@ def decisions_for(
     found["explain"] = dg.MetadataValue.text(f"dagster-idempotent explain {ref}")
     found["runs of this task"] = dg.MetadataValue.url(runs_link(ref, webserver))
     return found
+
+
+def look(ref: TaskRef, *, label: str = "see what is known", show: str | None = None) -> Choice:
+    """Return the link to the job that explains a task, and shows its `artifact` or its `output`."""
+    config = _known(ref) if show is None else _known(ref) | {"show": show}
+    return Choice(label=label, verb=EXPLAIN, config=config, decides=False)
 
 
 def runs_link(ref: TaskRef, webserver: str | None) -> str:
@@ -150,7 +158,7 @@ def _about_hold(ref: TaskRef, task: Row, database: Database) -> Sequence[Choice]
                 )
             ]
         case HeldFor.GATE:
-            return [_approval(ref, task), _about_task("end it for good", "discard", ref)]
+            return [*_approval(ref, task), _about_task("end it for good", "discard", ref)]
         case HeldFor.BUDGET:
             return [
                 _about_task("there is room in the budget", "release", ref),
@@ -162,13 +170,15 @@ def _about_task(label: str, verb: str, ref: TaskRef) -> Choice:
     return Choice(label=label, verb=verb, config=_known(ref))
 
 
-def _known(ref: TaskRef) -> dict[str, str | bool]:
+def _known(ref: TaskRef) -> dict[str, str]:
     return {"pipeline": ref.pipeline, "task": ref.task_id}
 
 
-def _approval(ref: TaskRef, task: Row) -> Choice:
+def _approval(ref: TaskRef, task: Row) -> Sequence[Choice]:
     known = _known(ref) | {"shown_sha256": str(task["shown_sha256"])}
-    return Choice(label="approve what the hash stands for", verb="approve", config=known)
+    approve = Choice(label="approve what the hash stands for", verb="approve", config=known)
+    kept = shown_at_the_gate(task)
+    return [approve] if kept is None else [look(ref, label="see what the hash stands for", show=kept), approve]
 
 
 def _about_call(label: str, outcome: str, ref: TaskRef, call: str) -> Choice:

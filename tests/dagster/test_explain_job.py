@@ -46,6 +46,7 @@ def test_the_artifact_of_a_task_is_one_click_away_from_its_run(
     (line,) = metered_provider.bill().lines
     assert (call["call"], call["state"], call["remote_reference"]) == ("summary", "succeeded", line.request_id)
     assert "weekly_digest/2026-W32-0 is completed" in shown["explanation"]
+    assert shown["shown_sha256"] == collected["sha256"]
 
 
 def test_a_failed_run_links_to_what_is_known_of_its_task(dagster: Dagster, metered_provider: MeteredProvider) -> None:
