@@ -262,8 +262,8 @@ def mark_in_doubt(connection: Connection, call: Call, submission: int) -> None:
     connection.execute(SQL["mark_in_doubt"], _numbered(call, submission))
 
 
-def claim_resend(connection: Connection, call: Call, lease: Lease, seen: Submission, *, sender: UUID) -> bool:
-    """Claim a same-key resend of a submission in doubt; return whether the provider still honours the key."""
+def claim_resend(connection: Connection, call: Call, lease: Lease, seen: Submission, *, sender: UUID) -> str:
+    """Claim a same-key resend of a submission in doubt; return claimed, lease_lost, frozen, gate or refused."""
     parameters = _numbered(call, seen.submission) | {
         "sender": sender,
         "seen_sends": seen.sends,
@@ -271,7 +271,10 @@ def claim_resend(connection: Connection, call: Call, lease: Lease, seen: Submiss
         "owner": lease.owner,
         "token": lease.token,
     }
-    return connection.execute(SQL["claim_resend"], parameters).fetchone() is not None
+    row = connection.execute(SQL["claim_resend"], parameters).fetchone()
+    if row is None:  # the function always returns one row
+        raise psycopg.InternalError("claim_resend returned no row")
+    return row["verdict"]
 
 
 def renew_senders(connection: Connection, senders: Sequence[UUID]) -> set[UUID]:

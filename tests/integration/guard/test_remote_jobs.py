@@ -11,7 +11,7 @@ import pytest
 from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.money import Budget, Money
 from dagster_idempotent.domain.submission import SettledBy
-from dagster_idempotent.engine import resolutions
+from dagster_idempotent.engine import freezing, resolutions
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.resolutions import Evidence, Proof
 from dagster_idempotent.errors import (
@@ -19,6 +19,7 @@ from dagster_idempotent.errors import (
     CallNotSent,
     CallRejected,
     LeaseLost,
+    PipelineFrozen,
     RemoteJobFailed,
     RemoteJobUnfinished,
     TaskClosed,
@@ -156,6 +157,28 @@ class TestSubmission:
         assert result.value.body.startswith(PNG)
         assert (len(bench.posts), len(set(bench.posts)), bench.charges) == (2, 1, 1)
         assert [(row["state"], row["sends"]) for row in bench.rows()] == [("succeeded", 2)]
+
+    def test_a_freeze_at_that_moment_leaves_the_job_to_the_run_after_it(self, bench: "Bench") -> None:
+        bench.metered.configure(deduplicate=True)
+        bench.metered.fault("accept_then_drop")
+        keyed = bench.studio(look_up_path=None, key_window=timedelta(hours=1))
+        with pytest.raises(CallInDoubt):
+            bench.call(keyed, PROMPT)
+        freezing.freeze(bench.database, bench.pipeline.name, who=ADA)
+        work = bench.claim(bench.allocate())
+        with pytest.raises(PipelineFrozen) as caught:
+            bench.call(keyed, PROMPT, work=work)
+        work.fail_with(caught.value)
+        freezing.unfreeze(bench.database, bench.pipeline.name, who=ADA)
+        assert bench.call(keyed, PROMPT).value.body.startswith(PNG)
+        assert (len(bench.posts), bench.charges, bench.states()) == (2, 1, ["succeeded"])
+
+    def test_an_accepted_job_is_fetched_also_from_a_frozen_pipeline(self, bench: "Bench") -> None:
+        bench.unfinished()
+        bench.driven("succeeded")
+        freezing.freeze(bench.database, bench.pipeline.name, who=ADA)
+        assert bench.call(bench.studio(), PROMPT).value.body.startswith(PNG)
+        assert bench.charges == 1
 
     def test_a_service_that_does_not_honour_its_keys_is_shown_in_red(self, bench: "Bench") -> None:
         bench.metered.fault("accept_then_drop")
