@@ -41,7 +41,7 @@ from dagster_idempotent.errors import (
     TaskHeld,
 )
 from dagster_idempotent.providers.outcome import Accepted, Answer, InDoubt, NotSent, Rejected, Succeeded
-from dagster_idempotent.providers.protocol import Provider, RemoteJobProvider
+from dagster_idempotent.providers.protocol import Provider, RemoteJobProvider, expected_within
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.store import submissions
 from dagster_idempotent.store.submissions import Call, CallState, Intent
@@ -133,6 +133,7 @@ class Guard(Generic[Request, Value]):
             lookup=provider.lookup,
             settle_delay=provider.settle_delay,
             key_window=provider.key_window,
+            expected_within=expected_within(provider),
             reserve=reserve,
         )
         if not self._intend(call, state, intent):

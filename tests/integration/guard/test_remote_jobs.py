@@ -6,6 +6,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from dagster_idempotent.domain.backoff import Backoff
@@ -24,7 +25,9 @@ from dagster_idempotent.errors import (
     RemoteJobUnfinished,
     TaskClosed,
 )
+from dagster_idempotent.providers.protocol import expected_within
 from dagster_idempotent.providers.remote_job import JsonJobApi
+from dagster_idempotent.store import listing
 
 if TYPE_CHECKING:
     from tests.integration.guard.conftest import Bench
@@ -223,6 +226,28 @@ class TestWaiting:
         bench.driven("succeeded")
         result = bench.call(bench.studio(), PROMPT)
         assert (result.remote_ref, result.replayed, bench.charges) == (job, True, 1)
+
+    @pytest.mark.parametrize(
+        ("declared", "poll_budget", "kept"),
+        [(timedelta(hours=1), 0, timedelta(hours=1)), (None, 0, timedelta(days=1)), (None, 50, timedelta(hours=50))],
+    )
+    def test_how_long_a_job_takes_is_kept_with_its_intent(
+        self, bench: "Bench", declared: timedelta | None, poll_budget: int, kept: timedelta
+    ) -> None:
+        studio = bench.studio(expected_within=declared, poll_budget=timedelta(hours=poll_budget))
+        assert expected_within(studio) == kept
+        bench.unfinished(expected_within=kept)
+        assert bench.rows()[0]["expected_within"] == kept
+        assert bench.database.run(listing.overdue_jobs) == []
+        bench.sql.execute(
+            "UPDATE dagster_idempotent.submissions SET settled_at = settled_at - %s", [kept - timedelta(minutes=1)]
+        )
+        assert bench.database.run(listing.overdue_jobs) == []
+        bench.sql.execute("UPDATE dagster_idempotent.submissions SET settled_at = settled_at - interval '1 minute'")
+        (late,) = bench.database.run(listing.overdue_jobs)
+        assert late["remote_ref"] == bench.rows()[0]["remote_ref"]
+        with pytest.raises(psycopg.errors.RestrictViolation, match="fixed with its intent"):
+            bench.sql.execute("UPDATE dagster_idempotent.submissions SET expected_within = NULL")
 
     def test_a_run_that_lets_go_gives_its_attempt_back(self, bench: "Bench") -> None:
         bench.unfinished()

@@ -1,4 +1,4 @@
-"""A same-key resend that a freeze or a closed gate refuses waits for that decision, and goes on after it."""
+"""What waits: a resend for the end of a freeze, and everybody for a remote job, up to when that is overdue."""
 
 from pathlib import Path
 
@@ -13,9 +13,10 @@ SQL = Path(__file__).parents[1] / "sql"
 
 
 def upgrade() -> None:
-    """Replace the functions."""
+    """Replace the functions; add what a provider expects of its jobs."""
     connection = op.get_bind().execution_options(no_parameters=True)
-    connection.exec_driver_sql((SQL / "0010_frozen_resends.sql").read_text(encoding="utf-8"))
+    for part in ("frozen_resends", "overdue_jobs"):
+        connection.exec_driver_sql((SQL / f"0010_{part}.sql").read_text(encoding="utf-8"))
 
 
 def downgrade() -> None:
