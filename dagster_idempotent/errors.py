@@ -28,6 +28,7 @@
     │   └── CallsUnfinished         some calls of a map have no answer
     ├── DecisionRefused             what an operator decides about is not, or no more, in the state for it
     ├── ArtifactDamaged             a stored file is missing or is not what was written
+    ├── ArtifactUnavailable         a stored file cannot be read now; nothing shows that it is gone
     ├── CandidateInvalid            transform returned something that the output model refuses
     ├── ArtifactNotStored           a file cannot be written, or reads back otherwise
     ├── DeliveryNotSent             raised by a channel to prove that nothing was delivered
@@ -184,6 +185,10 @@ class DecisionRefused(IdempotentError):
 
 class ArtifactDamaged(IdempotentError):
     """A stored file is missing or is not what was written (`uri`); it is never made or paid for again by itself."""
+
+
+class ArtifactUnavailable(IdempotentError):
+    """A stored file (`uri`) cannot be read now, which shows nothing about it; the next attempt reads it again."""
 
 
 class CandidateInvalid(IdempotentError):

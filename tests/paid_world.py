@@ -60,6 +60,7 @@ class World:
     max_attempts: int = 5
     look_up: bool = False
     settle_delay: timedelta = timedelta(milliseconds=10)
+    key_window: timedelta | None = None
     runs: int = 0
     runs_are_over: bool = True
     poisonous: bool = False
@@ -82,6 +83,7 @@ class World:
             api_key_variable=KEY,
             look_up_path="/lookup" if self.look_up else None,
             settle_delay=self.settle_delay,
+            key_window=self.key_window,
             cost_of=lambda _: Money.parse("0.02 USD"),
             upper_bound=Money.parse("0.05 USD"),
         )

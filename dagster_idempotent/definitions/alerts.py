@@ -14,6 +14,7 @@ import dagster as dg
 from dagster_idempotent.definitions.operator_links import runs_link
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.domain.period import TaskId
+from dagster_idempotent.engine.task_facts import short_time
 from dagster_idempotent.store import listing
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
@@ -28,6 +29,7 @@ class AttentionKind(StrEnum):
     IN_DOUBT = "in_doubt"
     HELD = "held"
     DEAD = "dead"
+    OVERDUE = "overdue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,11 @@ Alert = Callable[[Sequence[Attention]], None]
 
 
 def attentions(database: Database, webserver: str | None) -> Sequence[Attention]:
-    """List what waits for a person: calls in doubt, tasks held for something else, dead letters."""
+    """List what waits for a person: calls in doubt, tasks held for something else, dead letters, late jobs."""
     doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SEEN))
     held = database.run(lambda c: listing.tasks(c, status="held", limit=SEEN))
     dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SEEN))
+    overdue = database.run(lambda c: listing.overdue_jobs(c, limit=SEEN))
 
     return [
         *(
@@ -71,7 +74,13 @@ def attentions(database: Database, webserver: str | None) -> Sequence[Attention]
             _about(AttentionKind.DEAD, row, webserver, f"it is a dead letter ({row['error'] or 'no error kept'})")
             for row in dead
         ),
+        *(_about(AttentionKind.OVERDUE, row, webserver, _late(row), row["call_key"]) for row in overdue),
     ]
+
+
+def _late(row: listing.Row) -> str:
+    by = short_time(row["expected_by"])
+    return f"{row['provider']} accepted call {row['call_key']!r} as {row['remote_ref']}, and its result was due by {by}"
 
 
 def _about(kind: AttentionKind, row: listing.Row, webserver: str | None, said: str, call: str = "") -> Attention:
@@ -99,7 +108,7 @@ def alert_sensor(alert: Alert, *, minimum_interval_seconds: int = 60) -> dg.Sens
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"ledger"},
-        description="Call your alert with the calls in doubt, held tasks and dead letters that are new.",
+        description="Call your alert with the calls in doubt, held tasks, dead letters and overdue jobs that are new.",
     )
     def sense(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ledger: LedgerResource = context.resources.ledger

@@ -19,6 +19,7 @@ NOTHING_IN_DOUBT = "nothing_in_doubt"
 NO_DEAD_LETTERS = "no_dead_letters"
 COST_WITHIN_BUDGET = "cost_within_budget"
 NOTHING_CHARGED_TWICE = "nothing_charged_twice"
+NO_JOB_OVERDUE = "no_job_overdue"
 ONE_RESULT_PER_KEY = "one_accepted_result_per_key"
 SHOWN = 100
 _WHAT_TO_DO = {
@@ -29,8 +30,12 @@ _WHAT_TO_DO = {
     COST_WITHIN_BUDGET: "Raise the limit with `dagster-idempotent budgets set`, or find out what cost so much.",
     NOTHING_CHARGED_TWICE: "Ask for a refund (`dagster-idempotent explain TASK` names both requests), then "
     "`dagster-idempotent calls acknowledge TASK CALL`.",
+    NO_JOB_OVERDUE: "Look into the provider's records for the job: `dagster-idempotent explain TASK` names it and what "
+    "is safe. Where such jobs take longer, say so with the provider's `expected_within`.",
     ONE_RESULT_PER_KEY: "Run `dagster-idempotent verify`.",
 }
+# A late job may still end well: somebody should look, and nothing is lost.
+_SEVERITY = {NO_JOB_OVERDUE: dg.AssetCheckSeverity.WARN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +51,14 @@ class LedgerState:
 
 
 def look_at(database: Database) -> LedgerState:
-    """Read what needs a person: calls and messages in doubt, holds, dead letters, overdrawn budgets, double charges."""
+    """Read what needs a person: doubts, holds, dead letters, overdrawn budgets, double charges, overdue jobs."""
     doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SHOWN))
     held = database.run(lambda c: listing.tasks(c, status="held", limit=SHOWN))
     dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SHOWN))
     lost = database.run(lambda c: listing.messages(c, state="in_doubt", limit=SHOWN))
     undelivered = database.run(lambda c: listing.messages(c, state="dead", limit=SHOWN))
     limits = database.run(listing.budgets)
+    overdue = database.run(lambda c: listing.overdue_jobs(c, limit=SHOWN))
     twice = database.run(lambda c: sightings.charged_twice(c, limit=SHOWN))
     overdrawn = [row for row in limits if row["limit"] is not None and row["reserved"] + row["settled"] > row["limit"]]
     return LedgerState(
@@ -72,6 +78,10 @@ def look_at(database: Database) -> LedgerState:
             NOTHING_CHARGED_TWICE: [
                 _picked(row, "pipeline", "task_id", "call_key", "submission", "found") for row in twice
             ],
+            NO_JOB_OVERDUE: [
+                _picked(row, "pipeline", "task_id", "call_key", "provider", "remote_ref", "accepted_at", "expected_by")
+                for row in overdue
+            ],
         }
     )
 
@@ -80,7 +90,11 @@ def evaluations(state: LedgerState) -> Sequence[dg.AssetCheckEvaluation]:
     """Return the state as evaluations of the asset's checks, for a sensor to report."""
     return [
         dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(ASSET), check_name=check, passed=not rows, metadata=_metadata(check, rows)
+            asset_key=dg.AssetKey(ASSET),
+            check_name=check,
+            passed=not rows,
+            metadata=_metadata(check, rows),
+            severity=_SEVERITY.get(check, dg.AssetCheckSeverity.ERROR),
         )
         for check, rows in state.problems.items()
     ]
@@ -101,7 +115,12 @@ def ledger_asset() -> dg.AssetsDefinition:
         state = look_at(database)
         findings = verify(database).findings
         results = [
-            dg.AssetCheckResult(check_name=check, passed=not rows, metadata=_metadata(check, rows))
+            dg.AssetCheckResult(
+                check_name=check,
+                passed=not rows,
+                metadata=_metadata(check, rows),
+                severity=_SEVERITY.get(check, dg.AssetCheckSeverity.ERROR),
+            )
             for check, rows in state.problems.items()
         ]
         broken: list[dict[str, Any]] = [

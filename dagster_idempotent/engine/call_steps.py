@@ -3,6 +3,7 @@
 import shlex
 
 from dagster_idempotent.domain.task import ENDED, TaskStatus
+from dagster_idempotent.engine.launch_step import launch_again
 from dagster_idempotent.engine.next_step import NextStep, decision, look_again
 from dagster_idempotent.engine.task_facts import Facts, Row, short_time
 
@@ -13,7 +14,8 @@ def in_doubt(facts: Facts, row: Row, providers: str) -> list[NextStep]:
         return [
             look_again(facts, f"after {short_time(row['sender_expires_at'])}: the sender of {row['call_key']} is alive")
         ]
-    return [*_asked(facts, row, providers), *_by_evidence(facts, row), *_without_evidence(facts, row)]
+    steps = [*_asked(facts, row, providers), *_sent_again(facts, row, providers)]
+    return [*steps, *_by_evidence(facts, row), *_without_evidence(facts, row)]
 
 
 def abandoned(facts: Facts) -> list[NextStep]:
@@ -81,6 +83,19 @@ def _asked(facts: Facts, row: Row, providers: str) -> list[NextStep]:
         return []
     command = f"dagster-idempotent calls reconcile {_call(facts, row)} -m {shlex.quote(providers)}"
     return [NextStep(when=whens[row["lookup"]], command=command)]
+
+
+def _sent_again(facts: Facts, row: Row, providers: str) -> list[NextStep]:
+    """Offer a run that may send the same request under the same key, which its provider takes for one."""
+    waits_for_a_person = facts.task["held_for"] in ("in_doubt", "budget") or facts.waits_for_approval
+    if row["key_window"] is None or waits_for_a_person or facts.leased or facts.spent or facts.status in ENDED:
+        return []
+    same_key = [each for each in facts.history[row["call_key"]] if each["idempotency_key"] == row["idempotency_key"]]
+    until = min(each["intended_at"] for each in same_key) + row["key_window"] - row["settle_delay"]
+    if until <= facts.now or facts.task["frozen_reason"]:
+        return []
+    when = f"now: {row['call_key']} goes again under its key, which the provider takes for the same request until "
+    return [launch_again(facts, providers, when=when + short_time(until))]
 
 
 def _by_evidence(facts: Facts, row: Row) -> list[NextStep]:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
+from dagster_idempotent.engine.task_facts import short_time
 from dagster_idempotent.errors import SchemaMismatch
-from dagster_idempotent.store import doctor as server, version
+from dagster_idempotent.store import doctor as server, listing, version
 from dagster_idempotent.store.database import Database, describe
 
 OLDEST = 140_000
@@ -43,7 +44,7 @@ def examine(database: Database, *, dagster_home: Path | None = None) -> Sequence
     """Check the server and, where given, the dagster.yaml of `dagster_home`; reads only."""
     checks = [*_server(database), _schema(database)]
     if checks[-1].health is Health.OK:
-        checks.append(_rights(database))
+        checks += [_rights(database), _jobs(database)]
     checks += [_defaults(database), _durable(database), _connections(database), _replication(database)]
     if dagster_home is not None:
         checks.append(_dagster_yaml(dagster_home / "dagster.yaml"))
@@ -115,6 +116,21 @@ def _rights(database: Database) -> Check:
             "dagster_idempotent, and EXECUTE ON ALL FUNCTIONS IN SCHEMA dagster_idempotent to the role.",
         )
     return Check(name="rights", health=Health.OK, found=f"all {len(rows)} that are needed")
+
+
+def _jobs(database: Database) -> Check:
+    overdue = database.run(listing.overdue_jobs)
+    if not overdue:
+        return Check(name="jobs", health=Health.OK, found="no accepted job is overdue")
+    first = overdue[0]
+    return Check(
+        name="jobs",
+        health=Health.WARNING,
+        found=f"{len(overdue)} accepted job(s) overdue, first {first['remote_ref']} at {first['provider']} (task "
+        f"{first['pipeline']}/{first['task_id']}), expected by {short_time(first['expected_by'])}",
+        do=f"dagster-idempotent explain {first['pipeline']}/{first['task_id']}: what is safe next. Where such jobs "
+        "take longer, say so with the provider's expected_within.",
+    )
 
 
 def _defaults(database: Database) -> Check:

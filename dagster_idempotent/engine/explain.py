@@ -134,6 +134,9 @@ def _call_line(row: Row, now: datetime) -> str:
         line += f", its sender is alive until {short_time(row['sender_expires_at'])}"
     elif row["state"] in ("intended", "in_doubt") and row["settles_at"] > now:
         line += f", may still land until {short_time(row['settles_at'])}"
+    if row["expected_by"] is not None:
+        late = "OVERDUE: " if row["expected_by"] <= now else ""
+        line += f", {late}its result was expected by {short_time(row['expected_by'])}"
     if row["error"] and row["state"] != "succeeded":
         line += f": {row['error']}"
     return line + ")"

@@ -35,12 +35,13 @@ from dagster_idempotent.errors import (
     CallInProgress,
     CallNotSent,
     CallRejected,
+    IdempotentError,
     PayloadPruned,
     PipelineFrozen,
     TaskHeld,
 )
 from dagster_idempotent.providers.outcome import Accepted, Answer, InDoubt, NotSent, Rejected, Succeeded
-from dagster_idempotent.providers.protocol import Provider, RemoteJobProvider
+from dagster_idempotent.providers.protocol import Provider, RemoteJobProvider, expected_within
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.store import submissions
 from dagster_idempotent.store.submissions import Call, CallState, Intent
@@ -132,6 +133,7 @@ class Guard(Generic[Request, Value]):
             lookup=provider.lookup,
             settle_delay=provider.settle_delay,
             key_window=provider.key_window,
+            expected_within=expected_within(provider),
             reserve=reserve,
         )
         if not self._intend(call, state, intent):
@@ -155,18 +157,22 @@ class Guard(Generic[Request, Value]):
                 return row["state"] == SubmissionState.INTENDED and row["sends"] == 1
             case "superseded" | "late_answer" | "stale":
                 return False
-            case "frozen":
-                raise PipelineFrozen(
-                    f"Pipeline {call.pipeline!r} is frozen: {state.frozen_reason or 'an operator froze it just now'}. "
-                    "Nothing was sent. It goes on once an operator unfreezes it.",
-                    pipeline=call.pipeline,
-                )
-            case "gate":
-                reason = "a named person has to approve the spending first (gate `spend`)."
-                self._work.hold(HeldFor.GATE, reason)
-                raise TaskHeld(f"Task {call.task_id} is held: {reason}", task_id=call.task_id, held_for=HeldFor.GATE)
-            case _:
-                raise stopped(self._database, lease)
+            case verdict:
+                raise self._stopped_by(verdict, call, state)
+
+    def _stopped_by(self, verdict: str, call: Call, state: CallState) -> IdempotentError:
+        """Return why neither an intent nor a resend may be committed now; both go on by themselves afterwards."""
+        if verdict == "frozen":
+            return PipelineFrozen(
+                f"Pipeline {call.pipeline!r} is frozen: {state.frozen_reason or 'an operator froze it just now'}. "
+                "Nothing was sent. It goes on once an operator unfreezes it.",
+                pipeline=call.pipeline,
+            )
+        if verdict == "gate":
+            reason = "a named person has to approve the spending first (gate `spend`)."
+            self._work.hold(HeldFor.GATE, reason)
+            return TaskHeld(f"Task {call.task_id} is held: {reason}", task_id=call.task_id, held_for=HeldFor.GATE)
+        return stopped(self._database, self._work.lease)
 
     def _send(self, sending: Sending, request: Request) -> None:
         """Send once; returns only where the ledger has an answer or a doubt to read."""
@@ -240,16 +246,22 @@ class Guard(Generic[Request, Value]):
         )
 
     def _resend(self, call: Call, state: CallState, seen: Submission, request: Request) -> bool:
-        """Send the same bytes under the same key, where the provider documents that this is one request."""
+        """Send the same bytes under the same key, where the provider documents that this is one request.
+
+        False where it may have forgotten the key, or somebody else acted meanwhile.
+        """
         self._work.check_lease()
         window = SendWindow(state.send_window)
         sending = self._sending(call, state, submission=seen.submission, key=seen.idempotency_key, window=window)
         lease, sender = self._work.lease, sending.sender
-        if not self._database.run(lambda c: submissions.claim_resend(c, call, lease, seen, sender=sender)):
+        verdict = self._database.run(lambda c: submissions.claim_resend(c, call, lease, seen, sender=sender))
+        if verdict != "claimed":
             # The reply to our own claim may have been lost: then the row carries our sender.
             current = current_of(self._read(call).submissions)
             if current is None or current.sender != sender or current.state is not SubmissionState.IN_DOUBT:
-                return False
+                if verdict == "refused":
+                    return False
+                raise self._stopped_by(verdict, call, state)
         self._send(sending, request)
         return True
 

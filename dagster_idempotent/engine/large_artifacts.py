@@ -1,17 +1,29 @@
 """Bytes that are too large for a table lie at a URI; their row keeps hash and size, and every read compares them."""
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
 
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.engine.files import folder_at, write_artifact
-from dagster_idempotent.errors import ArtifactDamaged, ArtifactNotStored, ConfigurationError
+from dagster_idempotent.engine.files import Folder, folder_at, write_artifact
+from dagster_idempotent.errors import (
+    ArtifactDamaged,
+    ArtifactNotStored,
+    ArtifactUnavailable,
+    ConfigurationError,
+    IdempotentError,
+)
 
 THRESHOLD = 1024 * 1024
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://.+")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 100
+# By which a file system says for certain that no such file is there.
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,33 +60,49 @@ class LargeArtifacts:
         """
         digest = sha256(body).hexdigest()
         file = _file_name(name, digest)
-        try:
-            write_artifact(self.base_uri, pipeline, task_id, file, body)
-        except OSError as error:
-            # A store that is away for a moment must not end a task for good.
-            raise ArtifactNotStored(
+
+        def not_stored(error: Exception) -> ArtifactNotStored:
+            return ArtifactNotStored(
                 f"Artifact {name!r} of task {task_id} ({len(body):,} bytes) cannot be written below {self.base_uri}: "
-                f"{error}. Nothing is lost: it is fetched or collected again. Let the workers write there.",
+                f"{_told(error)}. Nothing is lost: it is fetched or collected again. Let the workers write there.",
                 path=self.base_uri,
-            ) from error
+            )
+
+        with _Touching(not_stored):
+            write_artifact(self.base_uri, pipeline, task_id, file, body)
         return "/".join((self.base_uri.rstrip("/"), pipeline, task_id, file))
 
 
 def read_artifact(uri: str, *, sha256_of: str, size: int, what: str) -> bytes:
-    """Read a body and compare it with its row; raises ArtifactDamaged where it is missing or another."""
+    """Read a body and compare it with its row.
+
+    Raises ArtifactDamaged where it is certainly missing or another, ArtifactUnavailable where it cannot be read now.
+    """
     base, *parts = uri.rsplit("/", 3)
-    place = folder_at(base)
-    for name in parts:
+    pipeline, *rest = parts
+    home = folder_at(base) / pipeline
+    place = home
+    for name in rest:
         place = place / name
-    try:
-        body: bytes = place.read_bytes()
-    except OSError as error:
-        raise ArtifactDamaged(
-            f"{what} lies at {uri} and cannot be read: {error}. It was paid for and is not made again: put the file "
-            f"back ({size:,} bytes, SHA-256 {sha256_of}).",
+
+    def unread(error: Exception) -> ArtifactDamaged | ArtifactUnavailable:
+        if isinstance(error, _NOT_THERE) and _is_reached(home):
+            return ArtifactDamaged(
+                f"{what} lies at {uri} and is not there: {_told(error)}. It was paid for and is not made again: put "
+                f"the file back ({size:,} bytes, SHA-256 {sha256_of}), then redrive the task.",
+                uri=uri,
+                sha256=sha256_of,
+            )
+        return ArtifactUnavailable(
+            f"{what} lies at {uri} and cannot be read now: {_told(error)}. Nothing shows that it is gone, and it is "
+            f"not paid for again: the next attempt reads it again. See that the workers reach {base} and may read "
+            "there.",
             uri=uri,
             sha256=sha256_of,
-        ) from error
+        )
+
+    with _Touching(unread):
+        body: bytes = place.read_bytes()
     found = sha256(body).hexdigest()
     if found != sha256_of:
         raise ArtifactDamaged(
@@ -84,6 +112,31 @@ def read_artifact(uri: str, *, sha256_of: str, size: int, what: str) -> bytes:
             sha256=sha256_of,
         )
     return body
+
+
+def _is_reached(home: Folder) -> bool:
+    """Whether the store answers for itself: below a folder that is not mounted every file seems to be gone."""
+    return os.path.isdir(home) if isinstance(home, Path) else True  # noqa: PTH112 - which raises nothing
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+class _Touching:
+    """Turns whatever a file system raises, of which each has errors of its own, into an error of ours."""
+
+    def __init__(self, meant: Callable[[Exception], IdempotentError]) -> None:
+        self._meant = meant
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, IdempotentError):
+            raise self._meant(error) from error
 
 
 def _file_name(name: str, digest: str) -> str:

@@ -24,7 +24,7 @@ from dagster_idempotent.engine.channels import Channel, GuardedChannel, Transact
 from dagster_idempotent.engine.channels.paid import DeliveryWork, owner_of
 from dagster_idempotent.engine.heartbeat import Beat, Heartbeat
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE
-from dagster_idempotent.errors import CallInDoubt, DeliveryNotSent
+from dagster_idempotent.errors import CallInDoubt, DeliveryNotSent, PipelineFrozen
 from dagster_idempotent.providers.send_window import boot_time
 from dagster_idempotent.store import outbox
 from dagster_idempotent.store.database import Connection, Database
@@ -213,8 +213,11 @@ class _Attempt:
         message, reason = self.message, f"{kind.__name__}: {error}"
         state = self._state_after(error)
         delay = self._policy.backoff.delay(max(1, message.attempts), random.random())  # noqa: S311 - spreads load
+        counts = not isinstance(error, PipelineFrozen)  # a decision that is still open
         written = self._database.run(
-            lambda c: outbox.record_undelivered(c, message, self._sender, state=state, error=reason, delay=delay)
+            lambda c: outbox.record_undelivered(
+                c, message, self._sender, state=state, error=reason, delay=delay, counts=counts
+            )
         )
         self.message = replace(message, state=state if written else message.state, error=reason)
         facts = {"task": message.task_id, "channel": message.channel, "state": str(state), "reason": reason}
@@ -226,5 +229,7 @@ class _Attempt:
             return MessageState.IN_DOUBT  # a paid call of the delivery waits for a person
         if not (self.message.deduplicates or isinstance(error, DeliveryNotSent)):
             return MessageState.IN_DOUBT
+        if isinstance(error, PipelineFrozen):
+            return MessageState.READY
         spent = self.message.attempts >= self._policy.max_attempts
         return MessageState.DEAD if spent else MessageState.READY

@@ -72,6 +72,7 @@ RULES: Mapping[type[BaseException], Rule] = MappingProxyType(
         errors.CallsUnfinished: _leave("its leading error decides; without one there is nothing to write"),
         errors.DecisionRefused: _leave("an operator's verb was refused; no attempt has failed"),
         errors.ArtifactDamaged: _dead("a file does not come back by itself; a person puts it back, then redrives"),
+        errors.ArtifactUnavailable: _again("a store comes back; nothing shows that the file is gone"),
         errors.CandidateInvalid: _dead("the answers are stored: transform would return the same candidate"),
         errors.ArtifactNotStored: _again("a store comes back; the file has a fixed place and is written whole"),
         errors.DeliveryNotSent: _again("nothing was delivered"),

@@ -19,6 +19,7 @@ class JobApi:
     answer (`…_at`) are names with points between them: `output.url`. A result comes from one of `result_path`,
     `result_url_at` (an address in the status answer, which gets no credential on another host) or `result_at` (a part
     of the status answer itself). A status word that is in no list says nothing, and is asked about again.
+    An accepted job without a result after `expected_within` (None: a day, or a longer poll budget) is shown as overdue.
     `look_up_path` is for services that list jobs by key; `look_up_at` is the list, and the search counts as complete
     unless `look_up_complete_at` is there and is not true. `settle_delay` includes the time until a new job is listed.
     """
@@ -48,6 +49,7 @@ class JobApi:
     key_window: timedelta | None = None
     settle_delay: timedelta = timedelta(minutes=10)
     poll_budget: timedelta = timedelta(minutes=30)
+    expected_within: timedelta | None = None
     pace: Backoff = field(
         default_factory=lambda: Backoff(base=timedelta(seconds=2), factor=1.5, cap=timedelta(seconds=60), jitter=0.2)
     )
@@ -67,8 +69,8 @@ class JobApi:
             raise _wrong("key_header", "key_window is given without a key_header. Name the header that takes the key.")
         if self.cost_at is not None and (self.currency is None) == (self.currency_at is None):
             raise _wrong("currency", "cost_at needs either `currency` or `currency_at`. An amount alone is no cost.")
-        for name in ("settle_delay", "poll_budget"):
-            if getattr(self, name) < timedelta(0):
+        for name in ("settle_delay", "poll_budget", "expected_within"):
+            if (getattr(self, name) or timedelta(0)) < timedelta(0):
                 raise _wrong(name, f"{name} is {getattr(self, name)}. Expected zero or more.")
 
     def _check_paths(self) -> None:

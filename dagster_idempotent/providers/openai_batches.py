@@ -53,6 +53,8 @@ class OpenAIBatches:
     """
 
     pace = Backoff(base=timedelta(seconds=10), factor=1.5, cap=timedelta(minutes=5), jitter=0.2)
+    # What a batch promises; the poll budget only says how long one run waits for it.
+    expected_within = timedelta(hours=24)
     lookup = LookUp.EXACT
     key_window = None
 

@@ -111,3 +111,24 @@ class RemoteJobProvider(Provider[Request, Value], Protocol[Request, Value]):
 
 AnyProvider = Provider[Any, Any]
 AnyJobProvider = RemoteJobProvider[Any, Any]
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """A provider that says how long its jobs take; an accepted job that takes longer is shown to people."""
+
+    @property
+    def expected_within(self) -> timedelta | None:
+        """How long a job takes, from its acceptance to its result, where nothing is wrong; None: nobody knows."""
+        ...
+
+
+# Nobody said how long: a run that polls may be meant to let go early, so the poll budget only makes it longer.
+EXPECTED_WITHIN = timedelta(days=1)
+
+
+def expected_within(provider: AnyProvider) -> timedelta:
+    """Return how long an accepted job may take before people are told."""
+    if isinstance(provider, Expecting) and provider.expected_within is not None:
+        return provider.expected_within
+    return max(EXPECTED_WITHIN, provider.poll_budget) if isinstance(provider, RemoteJobProvider) else EXPECTED_WITHIN

@@ -113,6 +113,11 @@ class JsonJobApi:
         """How long one run keeps polling."""
         return self.api.poll_budget
 
+    @property
+    def expected_within(self) -> timedelta | None:
+        """How long a job takes where nothing is wrong."""
+        return self.api.expected_within
+
     def operation(self, request: JobRequest) -> str:  # noqa: ARG002 - part of the protocol
         """Name the endpoint, without the host."""
         return f"POST {self.api.submit_path}"

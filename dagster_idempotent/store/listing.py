@@ -111,6 +111,11 @@ def calls(
     ).fetchall()
 
 
+def overdue_jobs(connection: Connection, *, limit: int = LIMIT) -> Rows:
+    """List the jobs that were accepted longer ago than their provider said that they take, the longest first."""
+    return connection.execute(SQL["overdue_jobs"], {"limit": limit}).fetchall()
+
+
 def approvals(connection: Connection, *, pipeline: str | None = None, limit: int = LIMIT) -> Rows:
     """List what was approved and what waits for it."""
     return connection.execute(SQL["list_approvals"], {"pipeline": pipeline, "limit": limit}).fetchall()

@@ -78,10 +78,23 @@ def record_delivery(connection: Connection, message: Message, sender: UUID, *, r
 
 
 def record_undelivered(
-    connection: Connection, message: Message, sender: UUID, *, state: MessageState, error: str, delay: timedelta
+    connection: Connection,
+    message: Message,
+    sender: UUID,
+    *,
+    state: MessageState,
+    error: str,
+    delay: timedelta,
+    counts: bool = True,
 ) -> bool:
-    """Write ready (proved not delivered, or the channel deduplicates), dead or in_doubt."""
-    parameters = _of(message) | {"sender": sender, "state": state, "error": storable(error), "delay": delay}
+    """Write ready (proved not delivered, or the channel deduplicates), dead or in_doubt; `counts`: as an attempt."""
+    parameters = _of(message) | {
+        "sender": sender,
+        "state": state,
+        "error": storable(error),
+        "delay": delay,
+        "counts": counts,
+    }
     return connection.execute(SQL["record_undelivered"], parameters).fetchone() is not None
 
 

@@ -73,6 +73,7 @@ class Intent:
     lookup: LookUp
     settle_delay: timedelta
     key_window: timedelta | None
+    expected_within: timedelta
     reserve: Money | None
 
 
@@ -155,8 +156,9 @@ def intend(connection: Connection, call: Call, lease: Lease, intent: Intent, *, 
         "idempotency_key": intent.idempotency_key,
         "key_no": intent.key_no,
         "lookup": str(intent.lookup),
-        "settle_delay": f"{intent.settle_delay // timedelta(microseconds=1)} microseconds",
-        "key_window": intent.key_window and f"{intent.key_window // timedelta(microseconds=1)} microseconds",
+        "settle_delay": _interval(intent.settle_delay),
+        "key_window": intent.key_window and _interval(intent.key_window),
+        "expected_within": _interval(intent.expected_within),
     }
     parameters = {
         "intent": Jsonb(values),
@@ -262,8 +264,8 @@ def mark_in_doubt(connection: Connection, call: Call, submission: int) -> None:
     connection.execute(SQL["mark_in_doubt"], _numbered(call, submission))
 
 
-def claim_resend(connection: Connection, call: Call, lease: Lease, seen: Submission, *, sender: UUID) -> bool:
-    """Claim a same-key resend of a submission in doubt; return whether the provider still honours the key."""
+def claim_resend(connection: Connection, call: Call, lease: Lease, seen: Submission, *, sender: UUID) -> str:
+    """Claim a same-key resend of a submission in doubt; return claimed, lease_lost, frozen, gate or refused."""
     parameters = _numbered(call, seen.submission) | {
         "sender": sender,
         "seen_sends": seen.sends,
@@ -271,13 +273,20 @@ def claim_resend(connection: Connection, call: Call, lease: Lease, seen: Submiss
         "owner": lease.owner,
         "token": lease.token,
     }
-    return connection.execute(SQL["claim_resend"], parameters).fetchone() is not None
+    row = connection.execute(SQL["claim_resend"], parameters).fetchone()
+    if row is None:  # the function always returns one row
+        raise psycopg.InternalError("claim_resend returned no row")
+    return row["verdict"]
 
 
 def renew_senders(connection: Connection, senders: Sequence[UUID]) -> set[UUID]:
     """Renew the sender leases of a process; return the senders that still have an outcome to write."""
     rows = connection.execute(SQL["renew_senders"], {"senders": list(senders)})
     return {UUID(str(row["sender"])) for row in rows}
+
+
+def _interval(duration: timedelta) -> str:
+    return f"{duration // timedelta(microseconds=1)} microseconds"
 
 
 def _answer(call: Call, submission: int, answer: AnswerRow) -> dict[str, object]:

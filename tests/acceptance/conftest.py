@@ -187,4 +187,5 @@ def operator(
     monkeypatch.setenv("DAGSTER_IDEMPOTENT_PROVIDERS", f"{name}:provider")
     yield Operator(cli=cli, world=world, folder=tmp_path, charged_before=world.metered.charges)
     world.metered.clear_faults()
+    world.metered.configure(deduplicate=False)
     world.metered.release()

@@ -7,6 +7,7 @@ are filled in.
 
 import shlex
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,6 +54,17 @@ def test_in_doubt_in_a_frozen_pipeline(operator: "Operator", lost: str) -> None:
     assert operator.cli("pipelines", "freeze", "weekly_digest", "--actor", "a", "--reason", "failover").code == 0
     operator.ends(task_id)
     assert "verify --against-provider" in operator.done[0]
+
+
+def test_in_doubt_where_the_provider_honours_keys_and_a_freeze_came_between(operator: "Operator", lost: str) -> None:
+    operator.world.key_window = timedelta(hours=1)
+    operator.world.metered.configure(deduplicate=True)
+    task_id = getattr(operator.world, lost)()
+    assert operator.cli("pipelines", "freeze", "weekly_digest", "--actor", "a", "--reason", "failover").code == 0
+    assert operator.launch(task_id) == "PipelineFrozen"
+    operator.ends(task_id)
+    verbs = [done.split()[1] for done in operator.done]
+    assert verbs == ["verify", "pipelines", "job"]
 
 
 def test_held_by_a_freeze(operator: "Operator") -> None:

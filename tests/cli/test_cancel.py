@@ -44,6 +44,24 @@ def task_id(world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return task_id
 
 
+def test_a_job_that_takes_longer_than_expected_is_shown_to_whoever_looks(cli: Run, world: Any, task_id: str) -> None:
+    jobs = {row["check"]: row for row in cli("doctor", "--json").json()}["jobs"]
+    assert jobs["health"] == "ok"
+    tomorrow = world.query("SELECT now() + interval '1 day' AS x")[0]["x"]
+    told = cli("explain", task_id).out
+    assert f"its result was expected by {tomorrow:%Y-%m-%d}" in told
+    assert "OVERDUE" not in told
+    world.query("UPDATE dagster_idempotent.submissions SET settled_at = now() - interval '25 hours' RETURNING 1 AS x")
+    assert "OVERDUE: its result was expected by" in cli("explain", task_id).out
+    jobs = {row["check"]: row for row in cli("doctor", "--json").json()}["jobs"]
+    assert (jobs["health"], world.metered.jobs()[-1].id in jobs["found"]) == ("warning", True)
+    assert f"explain weekly_digest/{task_id}" in jobs["do"]
+    assert cli(*shlex.split(jobs["do"].partition(":")[0])[1:]).code == 3
+    # Its steps end it, and what has ended is not overdue.
+    cli("calls", "resolve", task_id, "film", "--as", "failed", "--evidence", "console", *WHO)
+    assert {row["check"]: row for row in cli("doctor", "--json").json()}["jobs"]["health"] == "ok"
+
+
 def test_cancel_tells_what_the_provider_said_and_keeps_who_asked(cli: Run, world: Any, task_id: str) -> None:
     words = ("calls", "cancel", task_id, "film", *WHO, "--json", "-m")
     wrong = cli(*words, "my_studio:other")

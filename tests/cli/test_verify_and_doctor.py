@@ -63,7 +63,7 @@ def test_doctor_names_every_check_and_what_to_do(cli: Run) -> None:
     assert done.code == 0
     checks = {row["check"]: row["health"] for row in done.json()}
     assert set(checks) == {
-        "server", "clock", "schema", "rights", "isolation", "durability", "connections", "standby",
+        "server", "clock", "schema", "rights", "jobs", "isolation", "durability", "connections", "standby",
     }  # fmt: skip
     assert checks["server"] == checks["schema"] == checks["rights"] == "ok"
     # A finding comes with its cure, whatever server the tests run on.

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import psycopg
 import pytest
 from locations import loaded_anew
 
-from dagster_idempotent import operator_definitions
+from dagster_idempotent import Attention, AttentionKind, operator_definitions
+from dagster_idempotent.definitions.alerts import alert_sensor
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import TaskStatus
 from dagster_idempotent.engine.allocator import get_task
@@ -95,7 +97,7 @@ def test_attention_is_red_while_a_call_is_in_doubt_and_green_after_a_decision(
     metered_provider.fault("accept_then_drop")
     assert not house.run("blind", partition=WEEK)
     red = house.tick("idempotency_attention")
-    others = dict.fromkeys(("no_dead_letters", "cost_within_budget", "nothing_charged_twice"), True)
+    others = dict.fromkeys(("no_dead_letters", "cost_within_budget", "nothing_charged_twice", "no_job_overdue"), True)
     assert _checks(red) == {"nothing_in_doubt": False, **others}
     # The same state is reported once, not at every tick.
     assert not house.tick("idempotency_attention", red.cursor).asset_events
@@ -109,6 +111,32 @@ def test_attention_is_red_while_a_call_is_in_doubt_and_green_after_a_decision(
     assert house.run("blind", partition=WEEK, **request.tags)
     assert get_task(ledger, "blind", TASK).output == '{"title":"found","highlights":[]}'
     assert len(metered_provider.requests()) == 1
+
+
+def test_an_overdue_job_is_a_warning_until_its_result_is_there(
+    house: House, metered_provider: MeteredProvider, ledger: Database
+) -> None:
+    metered_provider.fault("accept_then_drop")
+    assert not house.run("blind", partition=WEEK)
+    state = "UPDATE dagster_idempotent.submissions SET state = %s, settled_by = 'operator', settled_at = now() - %s"
+    with psycopg.connect(ledger.url, autocommit=True) as connection:
+        connection.execute(f"{state}, remote_ref = 'job-7'", ["accepted", timedelta(hours=23)])
+        first = house.tick("idempotency_attention")
+        assert _checks(first)["no_job_overdue"]
+        connection.execute(state, ["accepted", timedelta(hours=25)])
+    told: list[Attention] = []
+    late = house.tick("idempotency_attention", first.cursor)
+    (found,) = [each for each in late.asset_events if each.check_name == "no_job_overdue"]
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "job-7" in str(found.metadata["rows"].value)
+    assert "expected_within" in str(found.metadata["what_to_do"].value)
+    # The same is told once, by the tick and by the hook for alerts.
+    assert not house.tick("idempotency_attention", late.cursor).asset_events
+    with dg.build_sensor_context(instance=house.instance, resources=house.resources) as context:
+        alert_sensor(told.extend).evaluate_tick(context)
+    assert [(each.kind, "accepted call 'summary' as job-7" in each.text) for each in told if each.call_key] == [
+        (AttentionKind.OVERDUE, True)
+    ]
 
 
 def test_a_whole_bad_night_is_one_decision(
@@ -189,6 +217,7 @@ def test_the_ledger_asset_counts_and_carries_the_checks(house: House, metered_pr
             "no_dead_letters",
             "cost_within_budget",
             "nothing_charged_twice",
+            "no_job_overdue",
             "one_accepted_result_per_key",
         ],
         True,

@@ -89,6 +89,30 @@ def test_a_charge_that_nobody_can_look_up_puts_the_message_in_doubt_for_good(
     assert "in doubt" in (shop.messages(task)["bill"].error or "")
 
 
+@pytest.mark.parametrize("fault", [None, "accept_then_drop"], ids=["before it was sent", "while it is in doubt"])
+def test_a_freeze_uses_no_attempt_of_a_charging_delivery(
+    shop: House, metered_provider: MeteredProvider, fault: str | None
+) -> None:
+    metered_provider.configure(deduplicate=True)
+    task = shop.complete(0, {"bill": True})
+    channels = bill(shop, metered_provider, charge, look_up_path=None, key_window=timedelta(hours=1))
+    policy = DeliveryPolicy(max_attempts=2, backoff=SHORT)
+    if fault is not None:
+        metered_provider.fault(fault)
+        deliver_due(shop.database, shop.pipeline.name, channels, limit=1, policy=policy)
+    attempts = shop.messages(task)["bill"].attempts
+    shop.change("UPDATE dagster_idempotent.pipelines SET frozen_reason = 'failover'")
+    for _ in range(3):
+        shop.change("UPDATE dagster_idempotent.outbox SET next_attempt_at = clock_timestamp()")
+        (tried,) = deliver_due(shop.database, shop.pipeline.name, channels, limit=1, policy=policy)
+        assert (tried.message.state, tried.delivered_now) == (MessageState.READY, False)
+    assert (shop.messages(task)["bill"].attempts, metered_provider.charges) == (attempts, int(fault is not None))
+    assert "is frozen" in (shop.messages(task)["bill"].error or "")
+    shop.change("UPDATE dagster_idempotent.pipelines SET frozen_reason = NULL")
+    assert settle(shop, channels, policy) is MessageState.DELIVERED
+    assert metered_provider.charges == 1
+
+
 def test_a_relay_that_lost_its_message_pays_nothing(shop: House, metered_provider: MeteredProvider) -> None:
     def overtaken(calls: Calls, message: Message) -> str:
         shop.change("UPDATE dagster_idempotent.outbox SET sender_expires_at = clock_timestamp() - interval '1s'")

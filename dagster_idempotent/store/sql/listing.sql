@@ -76,7 +76,7 @@ SELECT s.pipeline, s.task_id, t.period_id, s.call_key, s.submission, s.state, s.
     s.idempotency_key, s.key_no, s.remote_ref, s.cost, s.currency, s.cost_basis, s.late, s.settled_by, s.error,
     s.intended_at, s.settled_at, s.pruned_at, s.sender_expires_at, s.sender_expires_at + s.settle_delay AS settles_at,
     s.sender_expires_at > clock_timestamp() AND (s.state = 'intended' OR s.state = 'in_doubt' AND s.sends > 1) AS sending,
-    s.settle_delay, s.key_window,
+    s.settle_delay, s.key_window, dagster_idempotent.expected_by_v1(s) AS expected_by,
     (SELECT c.amount FROM dagster_idempotent.costs c
         WHERE (c.pipeline, c.task_id, c.call_key, c.submission)
             = (s.pipeline, s.task_id, s.call_key, s.submission) AND c.kind = 'reserved') AS reserved,
@@ -96,6 +96,10 @@ WHERE (%(pipeline)s::text IS NULL OR s.pipeline = %(pipeline)s)
   AND (%(min_cost)s::numeric IS NULL OR s.cost >= %(min_cost)s)
   AND (NOT %(unsettled)s OR s.state IN ('intended', 'in_doubt', 'accepted'))
 ORDER BY s.pipeline, t.period_id, t.sequence, s.call_key, s.submission LIMIT %(limit)s
+
+-- name: overdue_jobs
+SELECT pipeline, task_id, call_key, submission, provider, remote_ref, accepted_at, expected_by
+FROM dagster_idempotent.overdue_jobs ORDER BY expected_by, pipeline, task_id, call_key LIMIT %(limit)s
 
 -- name: list_approvals
 -- What was approved, and what waits for it: held at the spend gate, or completed with messages that wait.

@@ -100,7 +100,7 @@ RETURNING state
 
 -- name: record_undelivered
 UPDATE dagster_idempotent.outbox SET state = %(state)s, error = %(error)s,
-    next_attempt_at = clock_timestamp() + %(delay)s
+    attempts = attempts - CASE WHEN %(counts)s THEN 0 ELSE 1 END, next_attempt_at = clock_timestamp() + %(delay)s
 WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s AND channel = %(channel)s
   AND state = 'sending' AND sender = %(sender)s
 RETURNING state

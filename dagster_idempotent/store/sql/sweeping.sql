@@ -15,10 +15,7 @@ ORDER BY t.task_id LIMIT %(limit)s
 SELECT t.task_id, NULL::text AS owner, t.fencing_token, false AS leased
 FROM dagster_idempotent.tasks t JOIN dagster_idempotent.pipelines p ON p.pipeline = t.pipeline
 WHERE t.pipeline = %(pipeline)s AND t.status = 'held' AND t.held_for <> 'budget' AND p.frozen_reason IS NULL
-  AND t.task_id > %(after)s
-  AND NOT EXISTS (SELECT FROM dagster_idempotent.submissions s WHERE s.pipeline = t.pipeline
-    AND s.task_id = t.task_id AND s.state IN ('intended', 'in_doubt'))
-  AND dagster_idempotent.gate_open_v1(t.pipeline, t.task_id, 'spend')
+  AND t.task_id > %(after)s AND dagster_idempotent.resolved_v1(t)
 ORDER BY t.task_id LIMIT %(limit)s
 
 -- name: doubtful_tasks

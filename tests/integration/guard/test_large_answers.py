@@ -15,7 +15,7 @@ from dagster_idempotent.engine.answer_files import MAX_IN_TABLE
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
 from dagster_idempotent.engine.retry_policy import Verdict
 from dagster_idempotent.engine.work import Work
-from dagster_idempotent.errors import ArtifactDamaged, ArtifactNotStored, ConfigurationError
+from dagster_idempotent.errors import ArtifactDamaged, ArtifactNotStored, ArtifactUnavailable, ConfigurationError
 from dagster_idempotent.providers.openai_batches import Batch, OpenAIBatches
 from dagster_idempotent.providers.outcome import NotFound
 from dagster_idempotent.providers.send_window import SendWindow
@@ -75,6 +75,66 @@ def test_a_missing_or_damaged_file_is_told_and_never_paid_for_again(bench: "Benc
     file.write_bytes(whole)
     assert bench.call(bench.studio(), FILM).replayed
     assert bench.charges == 1
+
+
+@pytest.mark.parametrize("trouble", ["not mounted", "mounted over", "a loop", "a file in its place"])
+def test_a_store_that_is_away_is_read_again_by_the_next_attempt(bench: "Bench", place: Path, trouble: str) -> None:
+    bench.call(bench.studio(), FILM, work=run(bench, place))
+    away = place.rename(place.with_name("unplugged"))
+    match trouble:
+        case "mounted over":
+            place.mkdir()
+        case "a loop":
+            place.symlink_to(place)
+        case "a file in its place":
+            place.write_text("no folder")
+        case _:
+            pass
+    work = run(bench, place)
+    with pytest.raises(ArtifactUnavailable, match="the next attempt reads it again") as caught:
+        bench.call(bench.studio(), FILM, work=work)
+    assert work.fail_with(caught.value) is Verdict.AGAIN
+    assert not bench.task()["final"]
+    if trouble == "mounted over":
+        place.rmdir()
+    else:
+        place.unlink(missing_ok=True)
+    away.rename(place)
+    assert bench.call(bench.studio(), FILM).replayed
+    assert bench.charges == 1
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (TimeoutError(), ArtifactUnavailable),
+        (PermissionError("403: an object that is not there, or one that may not be listed"), ArtifactUnavailable),
+        (RuntimeError("503 of a store with errors of its own"), ArtifactUnavailable),
+        (FileNotFoundError("404"), ArtifactDamaged),
+    ],
+)
+def test_only_a_store_that_says_so_has_lost_a_file(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, trouble: Exception, told: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise trouble
+
+    stages.collect(run(bench, "memory://bucket/artifacts"), lambda: "x" * SIZE)
+    monkeypatch.setattr(MemoryFileSystem, "_open", fail)
+    with pytest.raises(told, match="Raw artifact 'raw'"):
+        stages.get_raw(bench.database, "weekly_digest", bench.task()["task_id"])
+
+
+def test_a_store_with_errors_of_its_own_leaves_the_job_where_it_is(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("503")
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", fail)
+    with pytest.raises(ArtifactNotStored, match="Nothing is lost"):
+        bench.call(bench.studio(), FILM, work=run(bench, "memory://bucket/artifacts"))
+    assert bench.states() == ["accepted"]
 
 
 def test_a_place_that_takes_no_file_leaves_the_job_where_it_is(bench: "Bench", place: Path) -> None:

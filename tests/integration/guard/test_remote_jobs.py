@@ -6,12 +6,13 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from dagster_idempotent.domain.backoff import Backoff
 from dagster_idempotent.domain.money import Budget, Money
 from dagster_idempotent.domain.submission import SettledBy
-from dagster_idempotent.engine import resolutions
+from dagster_idempotent.engine import freezing, resolutions
 from dagster_idempotent.engine.decisions import Who
 from dagster_idempotent.engine.resolutions import Evidence, Proof
 from dagster_idempotent.errors import (
@@ -19,11 +20,14 @@ from dagster_idempotent.errors import (
     CallNotSent,
     CallRejected,
     LeaseLost,
+    PipelineFrozen,
     RemoteJobFailed,
     RemoteJobUnfinished,
     TaskClosed,
 )
+from dagster_idempotent.providers.protocol import expected_within
 from dagster_idempotent.providers.remote_job import JsonJobApi
+from dagster_idempotent.store import listing
 
 if TYPE_CHECKING:
     from tests.integration.guard.conftest import Bench
@@ -157,6 +161,28 @@ class TestSubmission:
         assert (len(bench.posts), len(set(bench.posts)), bench.charges) == (2, 1, 1)
         assert [(row["state"], row["sends"]) for row in bench.rows()] == [("succeeded", 2)]
 
+    def test_a_freeze_at_that_moment_leaves_the_job_to_the_run_after_it(self, bench: "Bench") -> None:
+        bench.metered.configure(deduplicate=True)
+        bench.metered.fault("accept_then_drop")
+        keyed = bench.studio(look_up_path=None, key_window=timedelta(hours=1))
+        with pytest.raises(CallInDoubt):
+            bench.call(keyed, PROMPT)
+        freezing.freeze(bench.database, bench.pipeline.name, who=ADA)
+        work = bench.claim(bench.allocate())
+        with pytest.raises(PipelineFrozen) as caught:
+            bench.call(keyed, PROMPT, work=work)
+        work.fail_with(caught.value)
+        freezing.unfreeze(bench.database, bench.pipeline.name, who=ADA)
+        assert bench.call(keyed, PROMPT).value.body.startswith(PNG)
+        assert (len(bench.posts), bench.charges, bench.states()) == (2, 1, ["succeeded"])
+
+    def test_an_accepted_job_is_fetched_also_from_a_frozen_pipeline(self, bench: "Bench") -> None:
+        bench.unfinished()
+        bench.driven("succeeded")
+        freezing.freeze(bench.database, bench.pipeline.name, who=ADA)
+        assert bench.call(bench.studio(), PROMPT).value.body.startswith(PNG)
+        assert bench.charges == 1
+
     def test_a_service_that_does_not_honour_its_keys_is_shown_in_red(self, bench: "Bench") -> None:
         bench.metered.fault("accept_then_drop")
         not_yet = '{"jobs": [], "complete": true}'
@@ -200,6 +226,28 @@ class TestWaiting:
         bench.driven("succeeded")
         result = bench.call(bench.studio(), PROMPT)
         assert (result.remote_ref, result.replayed, bench.charges) == (job, True, 1)
+
+    @pytest.mark.parametrize(
+        ("declared", "poll_budget", "kept"),
+        [(timedelta(hours=1), 0, timedelta(hours=1)), (None, 0, timedelta(days=1)), (None, 50, timedelta(hours=50))],
+    )
+    def test_how_long_a_job_takes_is_kept_with_its_intent(
+        self, bench: "Bench", declared: timedelta | None, poll_budget: int, kept: timedelta
+    ) -> None:
+        studio = bench.studio(expected_within=declared, poll_budget=timedelta(hours=poll_budget))
+        assert expected_within(studio) == kept
+        bench.unfinished(expected_within=kept)
+        assert bench.rows()[0]["expected_within"] == kept
+        assert bench.database.run(listing.overdue_jobs) == []
+        bench.sql.execute(
+            "UPDATE dagster_idempotent.submissions SET settled_at = settled_at - %s", [kept - timedelta(minutes=1)]
+        )
+        assert bench.database.run(listing.overdue_jobs) == []
+        bench.sql.execute("UPDATE dagster_idempotent.submissions SET settled_at = settled_at - interval '1 minute'")
+        (late,) = bench.database.run(listing.overdue_jobs)
+        assert late["remote_ref"] == bench.rows()[0]["remote_ref"]
+        with pytest.raises(psycopg.errors.RestrictViolation, match="fixed with its intent"):
+            bench.sql.execute("UPDATE dagster_idempotent.submissions SET expected_within = NULL")
 
     def test_a_run_that_lets_go_gives_its_attempt_back(self, bench: "Bench") -> None:
         bench.unfinished()

@@ -13,7 +13,7 @@ import pytest
 from dagster_idempotent.domain.submission import CallKey
 from dagster_idempotent.engine import freezing
 from dagster_idempotent.engine.decisions import Who
-from dagster_idempotent.errors import CallInDoubt, LeaseLost
+from dagster_idempotent.errors import LeaseLost, PipelineFrozen, TaskHeld
 from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
 from dagster_idempotent.store import submissions
 from dagster_idempotent.store.submissions import Call
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Until = Callable[..., object]
 WHO = Who(actor="ada", reason="failover")
-WAITING = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%claim_resend_v1%%'"
+WAITING = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%claim_resend_v2%%'"
 TAKE_OVER = "SELECT verdict FROM dagster_idempotent.claim_v1('weekly_digest', %s, 'another run', %s, %s, false)"
 CLOSE_GATE = "UPDATE dagster_idempotent.pipelines SET gate = 'spend'"
 FREEZE = "UPDATE dagster_idempotent.pipelines SET frozen_reason = 'failover'"
@@ -57,13 +57,15 @@ class Held:
         return self.calling.exception(timeout=30)
 
 
-@pytest.mark.parametrize("closes", [FREEZE, CLOSE_GATE], ids=["a freeze", "a gate"])
+@pytest.mark.parametrize(
+    ("closes", "error"), [(FREEZE, PipelineFrozen), (CLOSE_GATE, TaskHeld)], ids=["a freeze", "a gate"]
+)
 def test_what_closed_while_the_claim_waited_stops_the_resend(
-    bench: "Bench", provider: ChatCompletionsProvider, until: Until, closes: str
+    bench: "Bench", provider: ChatCompletionsProvider, until: Until, closes: str, error: type[Exception]
 ) -> None:
     with waiting_resend(bench, provider, until) as held:
         held.lock.execute(closes)  # pyright: ignore[reportArgumentType]
-        assert isinstance(held.commit(), CallInDoubt)
+        assert isinstance(held.commit(), error)
     assert len(bench.posts) == 1
     assert [row["sends"] for row in bench.rows()] == [1]
 
@@ -86,14 +88,16 @@ def test_a_freeze_waits_for_the_claim_under_way(bench: "Bench", provider: ChatCo
     assert state is not None
     with ThreadPoolExecutor() as pool:
         with bench.database.transaction() as connection:
-            assert submissions.claim_resend(connection, call, work.lease, state.submissions[0], sender=uuid4())
+            claimed = submissions.claim_resend(connection, call, work.lease, state.submissions[0], sender=uuid4())
+            assert claimed == "claimed"
             freeze = pool.submit(freezing.freeze, bench.database, "weekly_digest", who=WHO)
             with pytest.raises(TimeoutError):
                 freeze.result(timeout=0.3)
         freeze.result(timeout=30)
-    assert not bench.database.run(
+    refused = bench.database.run(
         lambda c: submissions.claim_resend(c, call, work.lease, state.submissions[0], sender=uuid4())
     )
+    assert refused == "frozen"
 
 
 @pytest.mark.parametrize("shown", ["another owner", "another token"])
