@@ -11,7 +11,7 @@ from dagster_idempotent.cli.asking import Asked, DecidingOnTask, asking, decidin
 from dagster_idempotent.cli.failures import NeedsOperator, UsersCode, failures_told
 from dagster_idempotent.cli.loading import load_providers
 from dagster_idempotent.cli.options import (
-    MONEY,
+    amount,
     dry_run_option,
     limit_option,
     pipeline_option,
@@ -184,7 +184,7 @@ def reconcile(
     help="With --as succeeded: the provider's answer, byte for byte; - reads stdin. Later runs replay it.",
 )
 @click.option("--remote-ref", metavar="TEXT", help="The provider's own reference of the request.")
-@click.option("--cost", type=MONEY, help='What it cost, such as "0.02 USD".')
+@click.option("--cost", type=amount, help='What it cost, such as "0.02 USD".')
 def resolve(
     decision: DecidingOnTask,
     *,
@@ -238,7 +238,7 @@ def abandon(decision: DecidingOnTask, *, call: str) -> None:
     is_flag=True,
     help="Say that you know: the first request may have been accepted, and this one may be charged on top.",
 )
-@click.option("--amount", type=MONEY, help="What the second charge may come to.  [default: what was reserved]")
+@click.option("--amount", type=amount, help="What the second charge may come to.  [default: what was reserved]")
 def resend(decision: DecidingOnTask, *, call: str, may_charge_twice: bool, amount: Money | None) -> None:
     """Allow a call in doubt, or an abandoned one, to be sent again. THIS MAY CHARGE TWICE.
 
