@@ -20,7 +20,7 @@ def ledger_options(function: Function) -> Function:
         "--folder",
         type=click.Path(path_type=Path, file_okay=False),
         envvar="DAGSTER_IDEMPOTENT_FOLDER",
-        help="Folder of the embedded PostgreSQL.  [default: postgres/ under DAGSTER_HOME]",
+        help="Folder of the embedded PostgreSQL.  [default: $DAGSTER_HOME/postgres, else your data folder]",
     )(function)
     return click.option(
         "--url",

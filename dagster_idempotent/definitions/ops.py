@@ -177,7 +177,9 @@ def _transform(
     if "raw" in user.given:
         ours["raw"] = stages.get_raw(work.database, work.lease.pipeline, work.lease.task_id)
     candidate = user.call(context, ours, given)
-    context.add_output_metadata({**metadata.of_task(work.task), **metadata.of_calls(work.results)})
+    # What was paid comes first: Dagster's page cuts an event off after a few rows.
+    known = metadata.of_task(work.task)
+    context.add_output_metadata({"task_id": known["task_id"], **metadata.of_calls(work.results), **known})
     return candidate
 
 

@@ -58,7 +58,8 @@ class LedgerResource(_Community):
         "variable's name then, and a text as it is.",
     )
     folder: str | None = Field(
-        default=None, description="Folder of the embedded server; default: postgres/ under DAGSTER_HOME."
+        default=None,
+        description="Folder of the embedded server; default: $DAGSTER_HOME/postgres, else your data folder.",
     )
     webserver_url: str | None = Field(
         default=None,
@@ -118,7 +119,7 @@ class LedgerResource(_Community):
 
 
 class AllocatorResource(_Community):
-    """Plans tasks; the allocate op is the only one that asks for it (R10)."""
+    """Plans tasks; the op `allocate` is the only one that asks for it."""
 
     ledger: dg.ResourceDependency[LedgerResource]
 
