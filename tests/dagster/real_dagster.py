@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.auto_run_reexecution.auto_run_reexecution import consume_new_runs_for_automatic_reexecution
 from dagster._daemon.backfill import execute_backfill_iteration
+from dagster._daemon.sensor import execute_sensor_iteration
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._scheduler.scheduler import launch_scheduled_runs
 from dagster._serdes import serialize_value
@@ -43,6 +44,10 @@ query($selector: PipelineSelector!, $name: String!) {
 """
 RUN_AS_SHOWN = """
 query($id: ID!) { runOrError(runId: $id) { ... on Run { rootRunId runConfigYaml tags { key value } } } }
+"""
+SET_CURSOR = """
+mutation($selector: SensorSelector!, $cursor: String) {
+  setSensorCursor(sensorSelector: $selector, cursor: $cursor) { __typename } }
 """
 QUIET = logging.getLogger("dagster_idempotent.tests.daemon")
 
@@ -121,6 +126,24 @@ class Dagster:
             for each in [pool.submit(daemon) for _ in range(daemons)]:
                 each.result()
         self.work_off_queue()
+
+    def sense(self, sensor: str, *, location: str = "first", cursor: str | None = None) -> Any:
+        """Turn a sensor on, let the sensor daemon evaluate it once, and return its tick."""
+        found = self._repository(location).get_sensor(sensor)
+        self.instance.start_sensor(found)
+        if cursor is not None:
+            selector = {"repositoryLocationName": location, "repositoryName": REPOSITORY, "sensorName": sensor}
+            assert "errors" not in self._graphql(SET_CURSOR, {"selector": selector, "cursor": cursor})
+        # The next one would be too soon; the others have nothing to do with it.
+        when = datetime.now(UTC) + timedelta(
+            hours=len(self.instance.get_ticks(found.get_remote_origin_id(), found.selector_id))
+        )
+        with freeze_time(when):
+            list(execute_sensor_iteration(self.workspace, QUIET, None, None))
+        self.instance.stop_sensor(found.get_remote_origin_id(), found.selector_id, found)
+        self.work_off_queue()
+        (tick,) = self.instance.get_ticks(found.get_remote_origin_id(), found.selector_id, limit=1)
+        return tick
 
     def work_off_queue(self) -> None:
         """Launch what is queued, one run after the other, as the daemon of the queue does."""
