@@ -21,6 +21,7 @@ import dagster as dg
 from dagster._core.events import DagsterEvent
 from dagster._core.instance_for_test import instance_for_test
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.scheduler.instigation import InstigatorTick
 from dagster._core.test_utils import create_test_daemon_workspace_context, freeze_time
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
@@ -127,22 +128,24 @@ class Dagster:
                 each.result()
         self.work_off_queue()
 
-    def sense(self, sensor: str, *, location: str = "first", cursor: str | None = None) -> Any:
+    def sense(
+        self, sensor: str, *, location: str = "first", cursor: str | None = None, queue_only: bool = False
+    ) -> InstigatorTick:
         """Turn a sensor on, let the sensor daemon evaluate it once, and return its tick."""
         found = self._repository(location).get_sensor(sensor)
         self.instance.start_sensor(found)
         if cursor is not None:
             selector = {"repositoryLocationName": location, "repositoryName": REPOSITORY, "sensorName": sensor}
-            assert "errors" not in self._graphql(SET_CURSOR, {"selector": selector, "cursor": cursor})
-        # The next one would be too soon; the others have nothing to do with it.
-        when = datetime.now(UTC) + timedelta(
-            hours=len(self.instance.get_ticks(found.get_remote_origin_id(), found.selector_id))
-        )
-        with freeze_time(when):
+            self._graphql(SET_CURSOR, {"selector": selector, "cursor": cursor})
+        origin, selected = found.get_remote_origin_id(), found.selector_id
+        # Its next tick would be too soon.
+        earlier = len(self.instance.get_ticks(origin, selected))
+        with freeze_time(datetime.now(UTC) + timedelta(hours=earlier)):
             list(execute_sensor_iteration(self.workspace, QUIET, None, None))
-        self.instance.stop_sensor(found.get_remote_origin_id(), found.selector_id, found)
-        self.work_off_queue()
-        (tick,) = self.instance.get_ticks(found.get_remote_origin_id(), found.selector_id, limit=1)
+        self.instance.stop_sensor(origin, selected, found)
+        if not queue_only:
+            self.work_off_queue()
+        (tick,) = self.instance.get_ticks(origin, selected, limit=1)
         return tick
 
     def work_off_queue(self) -> None:
