@@ -41,7 +41,7 @@ class Choice:
     def yaml(self) -> str:
         """The run config; of a decision, actor and reason are left to be typed."""
         config = {**self.config, **({"actor": "", "reason": ""} if self.decides else {})}
-        lines = "\n".join(f"      {name}: {json.dumps(value)}" for name, value in config.items())
+        lines = "\n".join(f"      {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in config.items())
         return f"ops:\n  {self.verb}:\n    config:\n{lines}\n"
 
 

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from sqlite3 import Connection
 
+import dagster as dg
+import psycopg
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -17,7 +19,9 @@ from sqlalchemy import Engine, event
 sys.path.insert(0, os.fspath(Path(__file__).parent))
 
 import real_dagster
+from house import House
 
+from dagster_idempotent.store.database import Database
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 # What Dagster says about itself, not about us.
@@ -113,3 +117,30 @@ def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture
+def house(folder: Path) -> Iterator[House]:
+    """Give a code location with its operator definitions, run in this process."""
+    assert folder.exists()
+    with dg.instance_for_test() as instance:
+        yield House(instance, folder)
+
+
+@pytest.fixture
+def expire(ledger: Database) -> Callable[[], None]:
+    """Let every lease and backoff of the ledger be over, as after a night."""
+
+    def let_time_pass() -> None:
+        with psycopg.connect(ledger.url) as connection:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute(
+                "UPDATE dagster_idempotent.submissions SET settle_delay = '0', "
+                "sender_expires_at = now() - interval '1 day'"
+            )
+            connection.execute(
+                "UPDATE dagster_idempotent.tasks SET next_attempt_at = NULL, "
+                "lease_expires_at = now() - interval '1 day' WHERE owner IS NOT NULL"
+            )
+
+    return let_time_pass
