@@ -15,10 +15,12 @@ MOST_ROWS = 200
 LONGEST_FACT = 2000
 
 
-def of_task(task: Task) -> Metadata:
-    """Describe a task by its id, status and attempt."""
+def of_task(task: Task, done: Mapping[str, Any] | None = None) -> Metadata:
+    """Describe a task by its id, status and attempt, and what an op has done for it."""
     return {
         "task_id": task.task_id,
+        # Early, since Dagster's page cuts an event off after a few rows.
+        **(done or {}),
         "pipeline": task.pipeline,
         "status": str(task.status),
         "attempt": task.attempts,

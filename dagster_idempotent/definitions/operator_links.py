@@ -114,13 +114,13 @@ def decisions_for(
         for choice in choices(database, ref)
         if place is not None and choice.job in operator_jobs_here()
     ]
-    see = look(ref)
-    if place is not None and see.job in operator_jobs_here():
-        found["see"] = dg.MetadataValue.url(place.link(see))
     if lines:
         # One row with a window of links: as rows of their own they would be hidden below the fold of the event.
         said = f"Task {ref}. Each link opens an operator job, filled in; type your name and why, and launch it."
         found["decide"] = dg.MetadataValue.md("\n".join([said, "", *lines]))
+    see = look(ref)
+    if place is not None and see.job in operator_jobs_here():
+        found["see"] = dg.MetadataValue.url(place.link(see))
     found["explain"] = dg.MetadataValue.text(f"dagster-idempotent explain {ref}")
     found["runs of this task"] = dg.MetadataValue.url(runs_link(ref, webserver))
     return found

@@ -100,14 +100,16 @@ def collect_op(
                 task = work.task
                 raw, now = stages.collect(work, lambda: user.call(context, {"task": task}, given))
             context.add_output_metadata(
-                {
-                    **metadata.of_task(task),
-                    "collected": "now" if now else "earlier",
-                    "sha256": raw.sha256,
-                    "bytes": raw.size,
-                    "artifact": artifact_link(pipeline.name, task.task_id, context.run, ledger.webserver_url),
-                    **({} if raw.uri is None else {"artifact_uri": dg.PathMetadataValue(raw.uri)}),
-                }
+                metadata.of_task(
+                    task,
+                    {
+                        "collected": "now" if now else "earlier",
+                        "artifact": artifact_link(pipeline.name, task.task_id, context.run, ledger.webserver_url),
+                        "sha256": raw.sha256,
+                        "bytes": raw.size,
+                        **({} if raw.uri is None else {"artifact_uri": dg.PathMetadataValue(raw.uri)}),
+                    },
+                )
             )
             return task.task_id
 
@@ -149,7 +151,7 @@ def transform_op(
             if returns_candidate:
                 count_task_replayed(ledger.database(), pipeline.name, work.task_id)
                 context.add_output_metadata(
-                    {**metadata.of_task(work), "calls_paid_now": 0, "replayed": "the accepted output"}
+                    metadata.of_task(work, {"calls_paid_now": 0, "replayed": "the accepted output"})
                 )
                 return stages.stored_output(pipeline, work)
         with replaying(context, pipeline, work, ledger) as replay:
@@ -177,9 +179,7 @@ def _transform(
     if "raw" in user.given:
         ours["raw"] = stages.get_raw(work.database, work.lease.pipeline, work.lease.task_id)
     candidate = user.call(context, ours, given)
-    # What was paid comes first: Dagster's page cuts an event off after a few rows.
-    known = metadata.of_task(work.task)
-    context.add_output_metadata({"task_id": known["task_id"], **metadata.of_calls(work.results), **known})
+    context.add_output_metadata(metadata.of_task(work.task, metadata.of_calls(work.results)))
     return candidate
 
 
@@ -202,12 +202,14 @@ def persist_op(
                 done = stages.persist(work, given["candidate"], dagster_run_id=context.run_id, channels=deduplicates)
                 task, output, accepted = done.task, done.output, "now" if done.accepted_now else "earlier"
             context.add_output_metadata(
-                {
-                    **metadata.of_task(task),
-                    "accepted": accepted,
-                    "accepted_by_run": task.completed_by or "",
-                    "output_sha256": task.output_sha256 or "",
-                }
+                metadata.of_task(
+                    task,
+                    {
+                        "accepted": accepted,
+                        "accepted_by_run": task.completed_by or "",
+                        "output_sha256": task.output_sha256 or "",
+                    },
+                )
             )
             return output
 
@@ -234,11 +236,11 @@ def deliver_op(pipeline: AnyPipeline, channels: Channels, *, name: str = "delive
             )
         except IdempotentError as error:
             stop(context, error)
-        shown = {**metadata.of_task(task), **metadata.of_deliveries(deliveries)}
+        done = metadata.of_deliveries(deliveries)
         messages = [delivery.message for delivery in deliveries]
         if any(message.state is MessageState.WAITING for message in messages):
-            shown |= decisions_for(ledger.database(), pipeline.name, task.task_id, context.run, ledger.webserver_url)
-        context.add_output_metadata(shown)
+            done |= decisions_for(ledger.database(), pipeline.name, task.task_id, context.run, ledger.webserver_url)
+        context.add_output_metadata(metadata.of_task(task, done))
         _check_delivered(context, task, messages)
         return given["result"]
 

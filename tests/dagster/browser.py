@@ -109,6 +109,12 @@ class Browser:
         """Click a link by its label."""
         self.click(f"//a[normalize-space(.)='{label}']")
 
+    def open_link(self, part: str) -> None:
+        """Open the address of a link that has a part; the page itself would open another window."""
+        xpath = f"//a[contains(@href, '{part}')]"
+        self._wait(lambda: self._find(xpath), lambda: f"no link to {part!r} on: {self.text()[-3000:]}")
+        self.open(str(self._driver.find_element(By.XPATH, xpath).get_attribute("href")))
+
     def config(self) -> str:
         """Return what stands in the Launchpad's editor."""
         script = "return document.querySelector('.CodeMirror').CodeMirror.getValue()"

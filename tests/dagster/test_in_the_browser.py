@@ -43,8 +43,11 @@ def test_launch_resolve_re_execute_and_backfill_by_clicks(
 
         # A run that pays and then fails: re-executed from failure, it replays.
         (folder / "after_payment_blind").touch()
-        _launch(browser, FAILING)
+        failed = _launch(browser, FAILING)
         browser.says("the fault after_payment_blind was ordered")
+        browser.says("RUN_FAILURE")
+        _see_what_was_collected(browser)
+        browser.open(failed)
         browser.says("RUN_FAILURE")
         _re_execute_from_failure(browser)
         browser.says("RUN_SUCCESS")
@@ -85,6 +88,20 @@ def _resolve_by_the_link(browser: "Browser") -> None:
     browser.says("Re-execute the run that failed, or wait for the task sensor where it is on.")
     browser.says("RUN_SUCCESS")
     browser.picture("4 resolved")
+
+
+def _see_what_was_collected(browser: "Browser") -> None:
+    """Follow the link of the collect op to the raw artifact, and to everything else that is known of the task."""
+    browser.open_link("/jobs/idempotency_explain/")
+    browser.arrives("/jobs/idempotency_explain/")
+    assert 'show: "artifact"' in browser.config()
+    browser.launch()
+    browser.says("RUN_SUCCESS")
+    browser.picture("4b explained")
+    browser.click("//*[normalize-space(text())='[Show Markdown]']")
+    browser.says("blind/2026-W33-0 is failed.")
+    browser.says("Running it again")
+    browser.picture("4c explanation")
 
 
 def _re_execute_from_failure(browser: "Browser") -> None:
