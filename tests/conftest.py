@@ -27,12 +27,11 @@ CREW = Path(__file__).parent / "workers" / "crew.py"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
-    """Let the garbage collector pass over what is loaded for the whole session, again and again, no longer."""
+    """Do not look for garbage again and again in what is being loaded for the whole session."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()
 
 
