@@ -24,6 +24,9 @@ demo: $(VENV)/.installed  ## run this week's tick, kill a worker mid-call, retry
 dev: $(VENV)/.installed  ## open the Dagster UI on the example (choose with PORT=number)
 	@$(BIN)/python -m example_repo.dev --port $(PORT)
 
+# The tests start many processes: each module is compiled once, not by each of them, whatever the environment says.
+test explore: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.installed  ## run the test suite; three workers, since its tests wait more than they compute
 	@$(BIN)/python -m pytest -n 3
 

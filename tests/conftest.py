@@ -1,5 +1,6 @@
 """What several folders of tests share: worker processes, and waiting for a condition that can be observed."""
 
+import gc
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,21 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from dagster_idempotent import embedded
+from dagster_idempotent.embedded import place as places
+
 PATIENCE = 30.0
 CREW = Path(__file__).parent / "workers" / "crew.py"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Do not look for garbage again and again in what is being loaded for the whole session."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def wait_until(condition: Callable[[], object], *, patience: float = PATIENCE) -> object:
@@ -153,3 +167,26 @@ def sql(ledger_url: str) -> Iterator[psycopg.Connection[dict[str, Any]]]:
     """Give a plain autocommit connection to the test's ledger."""
     with psycopg.connect(ledger_url, autocommit=True, row_factory=dict_row) as connection:
         yield connection
+
+
+@pytest.fixture(scope="session")
+def used_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the data of an embedded server that has run, and stopped."""
+    folder = tmp_path_factory.mktemp("used") / "postgres"
+    embedded.start(folder, durable=False)
+    embedded.stop(folder)
+    (data,) = places.find(folder).location.glob("data-*")
+    yield data
+    embedded.remove(folder)
+
+
+@pytest.fixture
+def used_folder(tmp_path: Path, used_data: Path) -> Iterator[Path]:
+    """Give a folder whose embedded server has run before, for tests that are not about a first start."""
+    path = tmp_path / "postgres"
+    places.make_folder(places.find(path))
+    place = places.settle(places.find(path))
+    # With its owner, which may be another account than ours.
+    subprocess.run(["cp", "-a", str(used_data), str(place.location)], check=True)
+    yield path
+    embedded.remove(path)

@@ -65,30 +65,30 @@ def test_a_postgres_on_path_serves_where_there_is_no_wheel(
     assert embedded.start(folder, durable=False).source is embedded.Source.SYSTEM
 
 
-def test_a_running_server_needs_no_binaries(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = embedded.start(folder, durable=False)
+def test_a_running_server_needs_no_binaries(used_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = embedded.start(used_folder, durable=False)
     without_wheel(monkeypatch, path="", root=tmp_path)
-    assert embedded.resolve_url(folder) == server.url
+    assert embedded.resolve_url(used_folder) == server.url
     assert server.source is embedded.Source.WHEEL
 
 
-def test_data_of_another_major_version_are_never_passed_over(folder: Path) -> None:
-    embedded.start(folder, durable=False)
-    embedded.stop(folder)
-    (data,) = places.find(folder).location.glob("data-*")
+def test_data_of_another_major_version_are_never_passed_over(used_folder: Path) -> None:
+    embedded.start(used_folder, durable=False)
+    embedded.stop(used_folder)
+    (data,) = places.find(used_folder).location.glob("data-*")
     data.rename(data.with_name("data-9"))
     with pytest.raises(EmbeddedPostgresError, match="Found data of PostgreSQL 9"):
-        embedded.start(folder)
+        embedded.start(used_folder)
 
 
-def test_a_server_that_cannot_start_shows_the_end_of_its_log(folder: Path) -> None:
-    embedded.start(folder, durable=False)
-    embedded.stop(folder)
-    (data,) = places.find(folder).location.glob("data-*")
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(used_folder: Path) -> None:
+    embedded.start(used_folder, durable=False)
+    embedded.stop(used_folder)
+    (data,) = places.find(used_folder).location.glob("data-*")
     (data / "PG_VERSION").write_text("7\n")
     with pytest.raises(EmbeddedPostgresError, match="incompatible with server") as caught:
-        embedded.start(folder)
-    assert str(places.find(folder).log) in str(caught.value)
+        embedded.start(used_folder)
+    assert str(places.find(used_folder).log) in str(caught.value)
 
 
 def test_a_folder_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
@@ -108,10 +108,10 @@ def test_the_environment_comes_first_in_any_spelling(
     assert not folder.exists()
 
 
-def test_an_empty_variable_counts_as_unset(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(used_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(embedded.URL_VARIABLE, " ")
-    server = embedded.start(folder, durable=False)
-    assert embedded.resolve_url(folder) == server.url
+    server = embedded.start(used_folder, durable=False)
+    assert embedded.resolve_url(used_folder) == server.url
 
 
 @pytest.mark.parametrize("url", ["mysql://me:secret@db/x", "db:5432/secret", "postgresql+asyncpg://secret@/x"])
@@ -130,9 +130,9 @@ def test_spellings_of_a_url_go_round(scheme: str, rest: str) -> None:
 
 
 def test_sqlalchemy_reads_its_spelling_whatever_the_environment_says(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    used_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = embedded.start(folder, durable=False)
+    server = embedded.start(used_folder, durable=False)
     for name, value in {"PGPORT": "1", "PGHOST": "nowhere.invalid", "PGDATABASE": "x", "PGUSER": "y"}.items():
         monkeypatch.setenv(name, value)
     remember(server.url)
@@ -144,8 +144,8 @@ def test_sqlalchemy_reads_its_spelling_whatever_the_environment_says(
         engine.dispose()
 
 
-def test_a_database_of_ones_own_can_be_made(folder: Path) -> None:
-    server = embedded.start(folder, durable=False)
+def test_a_database_of_ones_own_can_be_made(used_folder: Path) -> None:
+    server = embedded.start(used_folder, durable=False)
     for _ in range(2):
         url = embedded.create_database(server.url, "one more")
     with psycopg.connect(url) as connection:

@@ -15,12 +15,12 @@ from dagster_idempotent.embedded import locks, place as places
 from tests.integration.embedded.conftest import START, Person, is_alive, remember, remembered, starts, wait_for
 
 
-def test_data_are_kept_over_a_stop_and_a_start(folder: Path) -> None:
-    server = embedded.start(folder, durable=False)
+def test_data_are_kept_over_a_stop_and_a_start(used_folder: Path) -> None:
+    server = embedded.start(used_folder, durable=False)
     remember(server.url)
-    assert embedded.stop(folder)
-    assert embedded.status(folder) is None
-    again = embedded.start(folder, durable=False)
+    assert embedded.stop(used_folder)
+    assert embedded.status(used_folder) is None
+    again = embedded.start(used_folder, durable=False)
     assert again.url == server.url
     assert remembered(again.url) == 1
 
@@ -43,8 +43,8 @@ def test_a_server_has_the_settings_that_the_ledger_expects(folder: Path) -> None
     assert server.version.split(".")[0] in str(next(places.find(folder).location.glob("data-*")))
 
 
-def test_a_server_that_need_not_be_durable_does_not_sync(folder: Path) -> None:
-    with psycopg.connect(embedded.start(folder, durable=False).url) as connection:
+def test_a_server_that_need_not_be_durable_does_not_sync(used_folder: Path) -> None:
+    with psycopg.connect(embedded.start(used_folder, durable=False).url) as connection:
         assert connection.execute("SHOW fsync").fetchone() == ("off",)
 
 
@@ -111,15 +111,15 @@ def test_a_start_needs_neither_home_nor_path(folder: Path) -> None:
     assert f"{server.url} {server.pid}" in printed
 
 
-def test_an_idle_server_stops(folder: Path) -> None:
-    server = embedded.start(folder, durable=False, idle_timeout=0.4)
+def test_an_idle_server_stops(used_folder: Path) -> None:
+    server = embedded.start(used_folder, durable=False, idle_timeout=0.4)
     wait_for(lambda: not is_alive(server.pid))
-    wait_for(lambda: locks.is_free(places.find(folder).watch_lock))
-    assert embedded.status(folder) is None
+    wait_for(lambda: locks.is_free(places.find(used_folder).watch_lock))
+    assert embedded.status(used_folder) is None
 
 
-def test_short_connections_keep_a_server_awake(folder: Path) -> None:
-    server = embedded.start(folder, durable=False, idle_timeout=1)
+def test_short_connections_keep_a_server_awake(used_folder: Path) -> None:
+    server = embedded.start(used_folder, durable=False, idle_timeout=1)
     until = time.monotonic() + 3
     while time.monotonic() < until:
         with psycopg.connect(server.url) as connection:
@@ -127,13 +127,13 @@ def test_short_connections_keep_a_server_awake(folder: Path) -> None:
     assert is_alive(server.pid)
 
 
-def test_a_removed_folder_stops_its_server_and_takes_the_data_along(folder: Path) -> None:
-    server = embedded.start(folder, durable=False)
-    location = places.find(folder).location
+def test_a_removed_folder_stops_its_server_and_takes_the_data_along(used_folder: Path) -> None:
+    server = embedded.start(used_folder, durable=False)
+    location = places.find(used_folder).location
 
     def removed() -> bool:
-        shutil.rmtree(folder, ignore_errors=True)
-        return not folder.exists()
+        shutil.rmtree(used_folder, ignore_errors=True)
+        return not used_folder.exists()
 
     wait_for(removed)
     wait_for(lambda: not is_alive(server.pid))
@@ -152,11 +152,11 @@ def test_a_folder_that_is_removed_and_made_again_begins_empty(folder: Path) -> N
         assert connection.execute("SELECT to_regclass('remembered')").fetchone() == (None,)
 
 
-def test_a_moved_folder_stops_its_server_and_keeps_the_data(folder: Path) -> None:
-    server = embedded.start(folder, durable=False)
+def test_a_moved_folder_stops_its_server_and_keeps_the_data(used_folder: Path) -> None:
+    server = embedded.start(used_folder, durable=False)
     remember(server.url)
-    moved = folder.with_name("moved")
-    folder.rename(moved)
+    moved = used_folder.with_name("moved")
+    used_folder.rename(moved)
     try:
         wait_for(lambda: not is_alive(server.pid))
         assert remembered(embedded.start(moved, durable=False).url) == 1
