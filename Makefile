@@ -7,7 +7,7 @@ PORT ?= 3000
 TASKS ?= 2
 KILLS ?= 1
 
-.PHONY: help demo dev test check explore benchmarks format clean
+.PHONY: help demo dev test oldest check explore benchmarks format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,10 @@ test explore: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed  ## run the test suite; three workers, since its tests wait more than they compute
 	@$(BIN)/python -m pytest -n 3
 
+# What old releases of others warn about is not ours to mend, so a warning is no failure here.
+oldest:  ## run the test suite on the oldest versions that pyproject.toml allows
+	@PYTEST_ADDOPTS="-W default" $(MAKE) test VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt
+
 check: $(VENV)/.installed  ## lint, types, layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -48,4 +52,4 @@ format: $(VENV)/.installed  ## rewrite the layout of the code
 	@$(BIN)/ruff format .
 
 clean:  ## remove the virtual environment and everything the demo left
-	rm -rf $(VENV) .dagster_home .dagster_idempotent
+	rm -rf $(VENV) .venv-oldest .dagster_home .dagster_idempotent

@@ -6,14 +6,13 @@ nothing. The user's tables must lie in the ledger's own database.
 """
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import LiteralString
+from typing import Any, LiteralString
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import Params
 from psycopg.rows import DictRow
 from pydantic import JsonValue
 
@@ -35,6 +34,7 @@ from dagster_idempotent.store.database import Connection, Database, is_lost
 from dagster_idempotent.store.effects import Effect, Recorded
 
 Statement = LiteralString | bytes | sql.SQL | sql.Composed
+Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 class EffectTransaction:
@@ -62,7 +62,7 @@ class EffectTransaction:
             )
         return self._connection
 
-    def execute(self, statement: Statement, parameters: Params | None = None) -> psycopg.Cursor[DictRow]:
+    def execute(self, statement: Statement, parameters: Parameters | None = None) -> psycopg.Cursor[DictRow]:
         """Execute a statement in the transaction; rows come as dicts."""
         return self.connection.execute(statement, parameters)
 
