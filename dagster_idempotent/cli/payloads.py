@@ -27,28 +27,29 @@ def hand_out(payload: Payload, *, output: Path | None, as_json: bool) -> None:
     facts: dict[str, object] = {
         "name": payload.name,
         "media_type": payload.media_type,
-        "size": len(payload.body),
+        "size": payload.size,
         "sha256": payload.sha256,
         "uri": payload.uri,
     }
     if output is not None:
-        _write(output, payload.body)
+        _write(output, payload)
         if as_json:
             print_json(facts | {"output": str(output)})
         else:
             kind = f", {payload.media_type}" if payload.media_type else ""
-            say(f"{payload.name}: {len(payload.body):,} bytes{kind}, SHA-256 {payload.sha256}")
+            say(f"{payload.name}: {payload.size:,} bytes{kind}, SHA-256 {payload.sha256}")
     elif as_json:
-        print_json(facts | _readable(payload.body))
+        print_json(facts | _readable(payload.read()))
     else:
-        click.echo(payload.body, nl=False)
+        for piece in payload.pieces():
+            click.echo(piece, nl=False)
 
 
-def _write(output: Path, body: bytes) -> None:
+def _write(output: Path, payload: Payload) -> None:
     try:
         # Never over a file that is there: it may be the only copy of another week's.
         with output.open("xb") as file:
-            file.write(body)
+            file.writelines(payload.pieces())
     except FileExistsError as error:
         raise click.UsageError(f"{output} exists already. Name a new file, or delete it first.") from error
     except OSError as error:

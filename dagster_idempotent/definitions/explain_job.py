@@ -136,9 +136,9 @@ def _shown(database: Database, ref: TaskRef, what: str) -> Mapping[str, Any]:
         case _:
             return {}
     try:
-        text = shown.body.decode("utf-8")
+        text = shown.read().decode("utf-8")
     except UnicodeDecodeError:
-        return {shown.name: f"{len(shown.body):,} bytes of {shown.media_type}, which are no text."}
+        return {shown.name: f"{shown.size:,} bytes of {shown.media_type}, which are no text."}
     rest = f"\n… {len(text) - SHOWN_CHARACTERS:,} characters more" if len(text) > SHOWN_CHARACTERS else ""
     # Indented, so that nothing within the text ends the block.
     block = "\n".join(f"    {line}" for line in f"{text[:SHOWN_CHARACTERS]}{rest}".splitlines())

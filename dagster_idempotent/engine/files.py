@@ -2,10 +2,11 @@
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -38,16 +39,22 @@ class ObjectPath(Protocol):
         """Make the folder, where the file system has such things."""
         ...
 
-    def write_bytes(self, data: bytes, /) -> object:
-        """Put the object."""
+    def open(self, mode: str) -> IO[bytes]:
+        """Open the object, to put it (wb) or to get it (rb)."""
         ...
 
-    def read_bytes(self) -> bytes:
-        """Get the object."""
+
+class Pieces(Protocol):
+    """A body that is too large to be held whole."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give it from its beginning, piece by piece."""
         ...
 
 
 Folder = Path | ObjectPath
+Body = bytes | Pieces
+PIECE = 1024 * 1024
 
 
 def folder_at(place: Folder | str) -> Folder:
@@ -62,7 +69,7 @@ def folder_at(place: Folder | str) -> Folder:
     return Path(place.path) if place.protocol in ("file", "local", "") else place
 
 
-def write_artifact(folder: Folder | str, pipeline: str, task_id: TaskId, name: str, body: bytes) -> str:
+def write_artifact(folder: Folder | str, pipeline: str, task_id: TaskId, name: str, body: Body) -> str:
     """Write an artifact of a task to `folder/<pipeline>/<task_id>/<name>`; return its SHA-256.
 
     `folder` is a path, a URI or a UPath. On a disk the file is whole or absent (`write_file`); elsewhere it is read
@@ -71,21 +78,22 @@ def write_artifact(folder: Folder | str, pipeline: str, task_id: TaskId, name: s
     return write_whole(folder_at(folder) / pipeline / task_id / safe_name(name), body)
 
 
-def write_whole(path: Folder, body: bytes) -> str:
+def write_whole(path: Folder, body: Body) -> str:
     """Write a file of any file system; return its SHA-256."""
     return write_file(path, body) if isinstance(path, Path) else write_object(path, body)
 
 
-def write_object(path: ObjectPath, body: bytes) -> str:
+def write_object(path: ObjectPath, body: Body) -> str:
     """Put an object and read it back; return its SHA-256. Raises ArtifactNotStored."""
-    wanted = sha256(body).hexdigest()
     try:
-        path.write_bytes(body)
+        wanted = _put(path, body)
     except FileNotFoundError:  # a file system that has real folders
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(body)
-    found = sha256(path.read_bytes()).hexdigest()
-    if found != wanted:
+        wanted = _put(path, body)
+    read = sha256()
+    for piece in pieces_at(path):
+        read.update(piece)
+    if (found := read.hexdigest()) != wanted:
         raise ArtifactNotStored(
             f"{path} was written and reads back with SHA-256 {found}, expected {wanted}. Another writer, or the store "
             "itself, changed it. Write it again.",
@@ -95,7 +103,14 @@ def write_object(path: ObjectPath, body: bytes) -> str:
     return wanted
 
 
-def write_file(path: Path, body: bytes) -> str:
+def pieces_at(path: Folder) -> Iterator[bytes]:
+    """Read a file of any file system piece by piece."""
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            yield piece
+
+
+def write_file(path: Path, body: Body) -> str:
     """Write a file atomically and durably; return its SHA-256.
 
     Readers see the old bytes or the new ones. A kill leaves at most a hidden temporary file beside it.
@@ -104,7 +119,7 @@ def write_file(path: Path, body: bytes) -> str:
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(body)
+            written = _copy(body, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -113,7 +128,21 @@ def write_file(path: Path, body: bytes) -> str:
             temporary.unlink()
         raise
     _sync_folder(path.parent)
-    return sha256(body).hexdigest()
+    return written
+
+
+def _put(path: ObjectPath, body: Body) -> str:
+    with path.open("wb") as file:
+        return _copy(body, file)
+
+
+def _copy(body: Body, file: IO[bytes]) -> str:
+    """Copy a body into an open file; return its SHA-256."""
+    copied = sha256()
+    for piece in (body,) if isinstance(body, bytes) else body.pieces():
+        copied.update(piece)
+        file.write(piece)
+    return copied.hexdigest()
 
 
 def safe_name(name: str) -> str:

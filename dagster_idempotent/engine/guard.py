@@ -20,7 +20,7 @@ from dagster_idempotent.domain.submission import (
     next_step,
 )
 from dagster_idempotent.domain.task import HeldFor
-from dagster_idempotent.engine.answer_files import answer_body
+from dagster_idempotent.engine.answer_files import stored_answer
 from dagster_idempotent.engine.call_errors import abandoned, in_progress, not_known
 from dagster_idempotent.engine.call_result import CallResult
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, Reconciled, answer_row, reconcile_call
@@ -40,7 +40,7 @@ from dagster_idempotent.errors import (
     PipelineFrozen,
     TaskHeld,
 )
-from dagster_idempotent.providers.outcome import Accepted, Answer, InDoubt, NotSent, Rejected, Succeeded
+from dagster_idempotent.providers.outcome import Accepted, InDoubt, NotSent, Rejected, Succeeded
 from dagster_idempotent.providers.protocol import Provider, RemoteJobProvider, expected_within
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.store import submissions
@@ -288,8 +288,8 @@ class Guard(Generic[Request, Value]):
         )
 
     def _replay(self, call: Call, row: Submission, *, paid_now: bool) -> CallResult[Value]:
-        body = answer_body(call, row)
-        if body is None:
+        answer = stored_answer(call, row)
+        if answer is None:
             raise PayloadPruned(
                 f"The answer of call {call.call_key!r} of task {call.task_id} was pruned; its hash "
                 f"{row.response_sha256} is kept. It is not sent again.",
@@ -297,7 +297,6 @@ class Guard(Generic[Request, Value]):
                 call_key=call.call_key,
                 submission=row.submission,
             )
-        answer = Answer(head=row.response or {}, body=body)
         cost = None
         if row.cost is not None and row.currency is not None:
             cost = Money(amount=row.cost, currency=row.currency)

@@ -2,14 +2,16 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 
 from dagster_idempotent.domain.period import TaskId
-from dagster_idempotent.engine.files import Folder, folder_at, write_artifact
+from dagster_idempotent.engine.files import Folder, folder_at, pieces_at, write_artifact
+from dagster_idempotent.engine.spool import Spool
 from dagster_idempotent.errors import (
     ArtifactDamaged,
     ArtifactNotStored,
@@ -53,17 +55,17 @@ class LargeArtifacts:
         """Whether a body of this size is written here."""
         return size >= self.threshold
 
-    def write(self, pipeline: str, task_id: TaskId, name: str, body: bytes) -> str:
+    def write(self, pipeline: str, task_id: TaskId, name: str, body: bytes | Spool) -> str:
         """Write a body whole or not at all; return its URI.
 
         The place is fixed by task, name and hash: writing twice is harmless, and another body never takes its place.
         """
-        digest = sha256(body).hexdigest()
+        digest, size = (body.sha256, body.size) if isinstance(body, Spool) else (sha256(body).hexdigest(), len(body))
         file = _file_name(name, digest)
 
         def not_stored(error: Exception) -> ArtifactNotStored:
             return ArtifactNotStored(
-                f"Artifact {name!r} of task {task_id} ({len(body):,} bytes) cannot be written below {self.base_uri}: "
+                f"Artifact {name!r} of task {task_id} ({size:,} bytes) cannot be written below {self.base_uri}: "
                 f"{_told(error)}. Nothing is lost: it is fetched or collected again. Let the workers write there.",
                 path=self.base_uri,
             )
@@ -73,45 +75,69 @@ class LargeArtifacts:
         return "/".join((self.base_uri.rstrip("/"), pipeline, task_id, file))
 
 
-def read_artifact(uri: str, *, sha256_of: str, size: int, what: str) -> bytes:
-    """Read a body and compare it with its row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A body as its row describes it, at its URI; `what` it is, for people.
 
-    Raises ArtifactDamaged where it is certainly missing or another, ArtifactUnavailable where it cannot be read now.
+    Every read compares it with its row. Raises ArtifactDamaged where it is certainly missing or another,
+    ArtifactUnavailable where it cannot be read now.
     """
-    base, *parts = uri.rsplit("/", 3)
-    pipeline, *rest = parts
-    home = folder_at(base) / pipeline
-    place = home
-    for name in rest:
-        place = place / name
 
-    def unread(error: Exception) -> ArtifactDamaged | ArtifactUnavailable:
+    uri: str
+    sha256: str
+    size: int
+    what: str
+
+    def pieces(self) -> Iterator[bytes]:
+        """Read it piece by piece; what is another is told at the end."""
+        base, *parts = self.uri.rsplit("/", 3)
+        pipeline, *rest = parts
+        home = folder_at(base) / pipeline
+        place = home
+        for name in rest:
+            place = place / name
+        found, size = sha256(), 0
+        with _Touching(lambda error: self._unread(error, base, home)):
+            for piece in pieces_at(place):
+                found.update(piece)
+                size += len(piece)
+                yield piece
+        if found.hexdigest() != self.sha256:
+            raise ArtifactDamaged(
+                f"{self.what} lies at {self.uri}, with {size:,} bytes and SHA-256 {found.hexdigest()}; recorded are "
+                f"{self.size:,} bytes and {self.sha256}. It was paid for and is not made again: put the right file "
+                "back.",
+                uri=self.uri,
+                sha256=self.sha256,
+            )
+
+    def read(self) -> bytes:
+        """Read it whole."""
+        body = BytesIO()
+        for piece in self.pieces():
+            body.write(piece)
+        return body.getvalue()
+
+    def check(self) -> None:
+        """Read it and keep nothing."""
+        for _ in self.pieces():
+            pass
+
+    def _unread(self, error: Exception, base: str, home: Folder) -> ArtifactDamaged | ArtifactUnavailable:
         if isinstance(error, _NOT_THERE) and _is_reached(home):
             return ArtifactDamaged(
-                f"{what} lies at {uri} and is not there: {_told(error)}. It was paid for and is not made again: put "
-                f"the file back ({size:,} bytes, SHA-256 {sha256_of}), then redrive the task.",
-                uri=uri,
-                sha256=sha256_of,
+                f"{self.what} lies at {self.uri} and is not there: {_told(error)}. It was paid for and is not made "
+                f"again: put the file back ({self.size:,} bytes, SHA-256 {self.sha256}), then redrive the task.",
+                uri=self.uri,
+                sha256=self.sha256,
             )
         return ArtifactUnavailable(
-            f"{what} lies at {uri} and cannot be read now: {_told(error)}. Nothing shows that it is gone, and it is "
-            f"not paid for again: the next attempt reads it again. See that the workers reach {base} and may read "
-            "there.",
-            uri=uri,
-            sha256=sha256_of,
+            f"{self.what} lies at {self.uri} and cannot be read now: {_told(error)}. Nothing shows that it is gone, "
+            f"and it is not paid for again: the next attempt reads it again. See that the workers reach {base} and "
+            "may read there.",
+            uri=self.uri,
+            sha256=self.sha256,
         )
-
-    with _Touching(unread):
-        body: bytes = place.read_bytes()
-    found = sha256(body).hexdigest()
-    if found != sha256_of:
-        raise ArtifactDamaged(
-            f"{what} lies at {uri}, with {len(body):,} bytes and SHA-256 {found}; recorded are {size:,} bytes and "
-            f"{sha256_of}. It was paid for and is not made again: put the right file back.",
-            uri=uri,
-            sha256=sha256_of,
-        )
-    return body
 
 
 def _is_reached(home: Folder) -> bool:

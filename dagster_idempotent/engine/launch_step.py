@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster_idempotent.engine.next_step import NextStep
+from dagster_idempotent.engine.sibling_launch import NotKnown, launch_like
 from dagster_idempotent.engine.task_facts import Facts
 
 
 def launch_again(facts: Facts, providers: str, *, when: str) -> NextStep:
     """Return the `dagster` command; the module of `providers` (module:attribute) is where assets are looked for."""
     launch: Mapping[str, Any] = facts.task["launch"] or {}
-    job, partition = launch.get("job"), launch.get("partition_key")
-    if not job:
-        return NextStep(when=when, command=f"launch the job of {facts.ref.pipeline} for this task again in Dagster")
+    if not launch.get("job"):
+        found = launch_like(facts.task, facts.siblings)
+        if isinstance(found, NotKnown):
+            command = f"launch the job of {facts.ref.pipeline} for this task in Dagster ({found.why})"
+            return NextStep(when=when, command=command)
+        launch, when = found, f"{when} (as tasks like it were launched; it never was)"
+    job, partition = launch["job"], launch.get("partition_key")
     if launch.get("assets"):
         return NextStep(when=when, command=_materialize(launch["assets"], partition, providers.partition(":")[0]))
     if partition:

@@ -1,15 +1,16 @@
 """Reading what the ledger keeps of a task for a person: raw artifacts, answers, the accepted output."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from dagster_idempotent.domain.submission import CallKey, Submission, SubmissionState
 from dagster_idempotent.engine.allocator import get_task
-from dagster_idempotent.engine.answer_files import answer_body
-from dagster_idempotent.engine.large_artifacts import read_artifact
+from dagster_idempotent.engine.answer_files import stored_answer
+from dagster_idempotent.engine.large_artifacts import StoredFile
 from dagster_idempotent.engine.listing import unknown_call
 from dagster_idempotent.errors import IdempotentError, PayloadPruned
+from dagster_idempotent.providers.outcome import Answer, AnswerInFile
 from dagster_idempotent.store import artifacts, listing, submissions
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
@@ -25,8 +26,17 @@ class Payload:
     name: str
     media_type: str | None
     sha256: str
-    body: bytes
+    size: int
+    source: Answer
     uri: str | None = None
+
+    def read(self) -> bytes:
+        """Return the bytes at once."""
+        return self.source.body
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give the bytes piece by piece."""
+        return self.source.pieces()
 
 
 def artifact(database: Database, ref: TaskRef, name: str) -> Payload:
@@ -36,11 +46,21 @@ def artifact(database: Database, ref: TaskRef, name: str) -> Payload:
         names = [row["name"] for row in database.run(lambda c: listing.artifacts(c, ref))]
         there = f"it has {', '.join(names)}" if names else "it has none yet: its collect op has not succeeded"
         raise IdempotentError(f"Task {ref} has no artifact {name!r}; {there}.", found=names)
-    body = stored.body
-    if body is None:
+    if stored.body is None:
         what = f"Artifact {name!r} of task {ref}"
-        body = read_artifact(stored.uri or "", sha256_of=stored.sha256, size=stored.size, what=what)
-    return Payload(name=name, media_type=stored.media_type, sha256=stored.sha256, body=body, uri=stored.uri)
+        file = StoredFile(uri=stored.uri or "", sha256=stored.sha256, size=stored.size, what=what)
+        file.check()
+        source: Answer = AnswerInFile(head={}, file=file)
+    else:
+        source = Answer(body=stored.body)
+    return Payload(
+        name=name,
+        media_type=stored.media_type,
+        sha256=stored.sha256,
+        size=stored.size,
+        source=source,
+        uri=stored.uri,
+    )
 
 
 def output(database: Database, ref: TaskRef) -> Payload:
@@ -52,7 +72,10 @@ def output(database: Database, ref: TaskRef) -> Payload:
         raise PayloadPruned(
             f"The output of task {ref} was pruned; its hash {task.output_sha256} is kept.", task_id=ref.task_id
         )
-    return Payload(name="output", media_type=JSON, sha256=task.output_sha256, body=task.output.encode())
+    body = task.output.encode()
+    return Payload(
+        name="output", media_type=JSON, sha256=task.output_sha256, size=len(body), source=Answer(body=body)
+    )
 
 
 def answer(database: Database, ref: TaskRef, call_key: str, submission: int | None = None) -> Payload:
@@ -69,8 +92,8 @@ def answer(database: Database, ref: TaskRef, call_key: str, submission: int | No
         found = ", ".join(f"submission {each.submission} is {each.state}" for each in state.submissions)
         asked = "" if submission is None else f" to submission {submission}"
         raise IdempotentError(f"Call {call_key!r} of task {ref} has no stored answer{asked}: {found}.")
-    body = answer_body(call, row)
-    if body is None:
+    stored = stored_answer(call, row)
+    if stored is None:
         raise PayloadPruned(
             f"The answer of call {call_key!r} of task {ref} was pruned; its hash {row.response_sha256} is kept.",
             task_id=ref.task_id,
@@ -81,7 +104,8 @@ def answer(database: Database, ref: TaskRef, call_key: str, submission: int | No
         name=f"{call_key}, submission {row.submission}",
         media_type=_media_type(row.response or {}),
         sha256=row.response_sha256 or "",
-        body=body,
+        size=len(stored.body) if row.response_size is None else row.response_size,
+        source=stored,
         uri=row.response_uri,
     )
 

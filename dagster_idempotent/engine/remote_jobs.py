@@ -6,21 +6,23 @@ Nothing here submits. A poll needs no sender and no lease: what it brings is wri
 import logging
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import SettledBy, Submission, SubmissionState
-from dagster_idempotent.engine.answer_files import stored_aside
+from dagster_idempotent.engine.answer_files import spool_for, stored_aside
 from dagster_idempotent.engine.decisions import Decision, Who, decide
 from dagster_idempotent.engine.large_artifacts import LargeArtifacts
 from dagster_idempotent.engine.reconciliation import OUTCOME_PATIENCE, answer_row
 from dagster_idempotent.engine.resolutions import current
+from dagster_idempotent.engine.spool import Spool
 from dagster_idempotent.engine.work import Work
 from dagster_idempotent.errors import ConfigurationError, DecisionRefused, RemoteJobFailed, RemoteJobUnfinished
 from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobRunning, JobState, JobUnknown
 from dagster_idempotent.providers.outcome import Answer, Succeeded
-from dagster_idempotent.providers.protocol import AnyJobProvider, AnyProvider, RemoteJobProvider
+from dagster_idempotent.providers.protocol import AnyJobProvider, AnyProvider, RemoteJobProvider, fetched
 from dagster_idempotent.store import decisions, submissions
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
@@ -57,10 +59,11 @@ class Job:
         state = self.provider.poll(self.remote_ref)
         match state:
             case JobDone():
-                found = self.provider.fetch(self.remote_ref, state)
-                if isinstance(found, JobUnknown):
-                    return replace(found, reason=f"its result could not be fetched: {found.reason}")
-                self._store(state, found)
+                with spool_for(self.call, self.large) as spool:
+                    found = fetched(self.provider, self.remote_ref, state, spool.write)
+                    if isinstance(found, JobUnknown):
+                        return replace(found, reason=f"its result could not be fetched: {found.reason}")
+                    self._store(state, found, spool)
             case JobFailed():
                 cost = _cost_of(self.provider, state)
                 self.database.run(
@@ -74,10 +77,11 @@ class Job:
         logger.info("remote_job.polled", extra={"job": self.remote_ref, "state": type(state).__name__})
         return state
 
-    def _store(self, done: JobDone, answer: Answer) -> None:
-        cost = self.provider.cost_of(done)
+    def _store(self, done: JobDone, head: Mapping[str, object], spool: Spool) -> None:
+        cost, answer = self.provider.cost_of(done), Answer(head=head, body=b"")
         outcome = Succeeded(answer=answer, remote_ref=self.remote_ref, cost=cost, cost_basis="reported")
-        row = stored_aside(answer_row(outcome, SettledBy.POLL), self.call, self.submission, self.large)
+        row = answer_row(outcome, SettledBy.POLL)
+        row = stored_aside(row, self.call, self.submission, self.large, spool=spool)
         self.database.run(
             lambda c: submissions.record_answer(c, self.call, self.submission, row), patience=OUTCOME_PATIENCE
         )

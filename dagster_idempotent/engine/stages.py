@@ -14,7 +14,7 @@ from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.pipeline import AnyPipeline
 from dagster_idempotent.domain.task import Raw, Task, TaskStatus
 from dagster_idempotent.engine.allocator import get_task
-from dagster_idempotent.engine.large_artifacts import read_artifact
+from dagster_idempotent.engine.large_artifacts import StoredFile
 from dagster_idempotent.engine.work import Work, stopped
 from dagster_idempotent.errors import CandidateInvalid, ConfigurationError, PayloadPruned, TaskNotFound
 from dagster_idempotent.store import artifacts, leases
@@ -71,7 +71,7 @@ def _raw(stored: artifacts.Stored, task_id: TaskId) -> Raw:
     body = stored.body
     if body is None:
         what = f"Raw artifact {stored.name!r} of task {task_id}"
-        body = read_artifact(stored.uri or "", sha256_of=stored.sha256, size=stored.size, what=what)
+        body = StoredFile(uri=stored.uri or "", sha256=stored.sha256, size=stored.size, what=what).read()
     return Raw(
         name=stored.name,
         sha256=stored.sha256,

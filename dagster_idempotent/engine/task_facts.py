@@ -27,7 +27,10 @@ def shown_at_the_gate(task: Row) -> Literal["artifact", "output"] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """A task with its calls' current submissions, their history, its messages and its latest decisions."""
+    """A task with its calls' current submissions, their history, its messages and its latest decisions.
+
+    `siblings` are tasks that were launched as this one might be, where it was never launched itself.
+    """
 
     ref: TaskRef
     task: Row
@@ -37,6 +40,7 @@ class Facts:
     history: Mapping[str, Sequence[Row]]
     budgets: Sequence[Row]
     sightings: Sequence[Row]
+    siblings: Sequence[Row] = ()
 
     @property
     def status(self) -> TaskStatus:
@@ -97,7 +101,8 @@ def _charge(row: Row) -> tuple[str, int, str]:
 
 def look(database: Database, ref: TaskRef) -> Facts:
     """Read everything that an explanation rests on."""
-    task = database.run(lambda c: listing.task(c, ref)) or {}
+    task: Row = database.run(lambda c: listing.task(c, ref)) or {}
+    launch: Mapping[str, Any] = task.get("launch") or {}
     rows = database.run(lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id, limit=MOST_CALLS))
     history = {key: list(group) for key, group in groupby(rows, key=lambda row: str(row["call_key"]))}
     current = [row for row in (current_row(group) for group in history.values()) if row is not None]
@@ -112,6 +117,7 @@ def look(database: Database, ref: TaskRef) -> Facts:
         history=history,
         budgets=_limits(database, ref, task) if task.get("held_for") == "budget" else [],
         sightings=database.run(lambda c: sightings.of_task(c, ref)),
+        siblings=[] if launch.get("job") else database.run(lambda c: listing.launched_like(c, ref)),
     )
 
 

@@ -12,13 +12,17 @@ from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.credentials import BEARER, CredentialPlace, read_credential
 from dagster_idempotent.providers.http_answer import excerpt
 from dagster_idempotent.providers.http_request import origin_of
+from dagster_idempotent.providers.job_states import JobUnknown
 from dagster_idempotent.providers.outcome import Accepted, InDoubt, NotSent, Outcome, Rejected
 from dagster_idempotent.providers.profiles import HTTP_REFUSALS
+from dagster_idempotent.providers.protocol import Sink
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import BodyLost, Response, Route, send_once, send_unpaid
 
 JsonPath = tuple[str, ...]
 MAX_ANSWER = 4 * 1024 * 1024
+# What may stand in the answer to a free question: where it is the result itself, a table takes no more.
+MAX_TOLD = 64 * 1024 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
 # What an address may have as it is; services name results in any language.
@@ -58,16 +62,23 @@ class JobHttp:
         return replace(outcome, reason=outcome.reason.replace(secret, "***"))
 
     def free(
-        self, method: str, place: str, *, body: bytes = b"", content_type: str = "application/json"
+        self,
+        method: str,
+        place: str,
+        *,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        into: Sink | None = None,
     ) -> Response | str:
         """Send a request that costs nothing, to a path or to a whole URL; return its answer, or why there is none.
 
-        Unlike those of a paid request, redirects of a download are followed; the credential stays with its origin.
+        The body of a 200 goes `into`, where that is given. Unlike those of a paid request, redirects of a download are
+        followed; the credential stays with its origin.
         """
         url = place if "://" in place else self.base_url + place
         try:
             for _ in range(_MOST_REDIRECTS):
-                response = self._once(method, quote(url, safe=_URL), body, content_type)
+                response = self._once(method, quote(url, safe=_URL), body, content_type, into)
                 target = None if isinstance(response, str) else response.header("location")
                 if isinstance(response, str) or method != "GET" or response.status not in _REDIRECTS or target is None:
                     return response
@@ -78,13 +89,13 @@ class JobHttp:
             return f"the answer leads to an address that is none: {error}"
         return f"more than {_MOST_REDIRECTS} redirects"
 
-    def _once(self, method: str, url: str, body: bytes, content_type: str) -> Response | str:
+    def _once(self, method: str, url: str, body: bytes, content_type: str, into: Sink | None) -> Response | str:
         headers = {"Accept-Encoding": "identity", **({"Content-Type": content_type} if body else {})}
         secret = None
         pairs: list[tuple[str, str]] = list(headers.items())
         if origin_of(urlsplit(url)) == origin_of(urlsplit(self.base_url)):
             url, pairs, secret = self._authorised(url, headers)
-        response = send_unpaid(method, url, headers=pairs, body=body, route=self.route)
+        response = send_unpaid(method, url, headers=pairs, body=body, route=self.route, max_body=MAX_TOLD, into=into)
         if secret is None:
             return response
         if isinstance(response, str):
@@ -93,6 +104,15 @@ class JobHttp:
             return response
         # A refusal is shown to people, and some of them repeat the key.
         return replace(response, body=response.body.replace(secret.encode(), b"***"))
+
+    def download(self, place: str, into: Sink) -> Response | JobUnknown:
+        """Fetch a result into `into`; return its response, without a body, or say why it did not come whole."""
+        response = self.free("GET", place, into=into)
+        if isinstance(response, str):
+            return JobUnknown(reason=response)
+        if response.status != 200:  # noqa: PLR2004 - HTTP's own number
+            return JobUnknown(reason=f"HTTP {response.status}: {excerpt(response.body)}")
+        return response
 
     def told(self, method: str, place: str, *, body: bytes = b"") -> Mapping[str, object] | str:
         """Return the JSON object that a free request is answered with, or why there is none."""

@@ -17,6 +17,7 @@ from dagster_idempotent.providers.job_http import JobHttp, at, text_at
 from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobRunning, JobState, JobUnknown
 from dagster_idempotent.providers.outcome import Answer, Finding, LookUpFailed, NotFound, NotSent, Outcome, Unfinished
 from dagster_idempotent.providers.profiles import OPENAI
+from dagster_idempotent.providers.protocol import Sink, whole
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import Route
 
@@ -144,19 +145,19 @@ class OpenAIBatches:
 
     def fetch(self, remote_ref: str, done: JobDone) -> Answer | JobUnknown:
         """Fetch the answers and the errors, as lines of one body."""
-        parts: list[bytes] = []
+        return whole(lambda into: self.fetch_into(remote_ref, done, into))
+
+    def fetch_into(self, remote_ref: str, done: JobDone, into: Sink) -> Mapping[str, object] | JobUnknown:
+        """Fetch the answers and the errors piece by piece."""
         for name in ("output_file_id", "error_file_id"):
             file_id = text_at(done.facts, (name,))
             if file_id is None:
                 continue
-            response = self._http.free("GET", f"/files/{file_id}/content")
-            if isinstance(response, str):
-                return JobUnknown(reason=response)
-            if response.status != 200:  # noqa: PLR2004 - HTTP's own number
-                return JobUnknown(reason=f"HTTP {response.status}: {excerpt(response.body)}")
-            parts.append(response.body.rstrip(b"\n") + b"\n")
-        head = {"remote_ref": remote_ref, "media_type": "application/jsonl"}
-        return Answer(head=head, body=b"".join(parts))
+            response = self._http.download(f"/files/{file_id}/content", into)
+            if isinstance(response, JobUnknown):
+                return response
+            into(b"\n")  # lines without anything in them say nothing
+        return {"remote_ref": remote_ref, "media_type": "application/jsonl"}
 
     def cost_of(self, ended: JobDone | JobFailed) -> Money | None:  # noqa: ARG002 - part of the protocol
         """Return None: a batch does not tell its price."""

@@ -1,9 +1,9 @@
 """What happened to a request out there: in doubt unless proved otherwise."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, Protocol
 
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey
@@ -22,6 +22,62 @@ class Answer:
     def sha256(self) -> str:
         """The hash of the body, hexadecimal."""
         return sha256(self.body).hexdigest()
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give the body piece by piece."""
+        yield self.body
+
+
+class BodyFile(Protocol):
+    """Where a body lies that is too large for a table; every read is compared with its hash."""
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the body, hexadecimal."""
+        ...
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give the body piece by piece."""
+        ...
+
+    def read(self) -> bytes:
+        """Give the body at once."""
+        ...
+
+
+class AnswerInFile(Answer):
+    """A stored answer whose body is read from its file when somebody asks for it, and kept from then on."""
+
+    __slots__ = ("_body", "_file")
+    _body: bytes | None
+    _file: BodyFile
+
+    def __init__(self, *, head: Mapping[str, object], file: BodyFile) -> None:
+        object.__setattr__(self, "head", head)
+        object.__setattr__(self, "_file", file)
+        object.__setattr__(self, "_body", None)
+
+    def __repr__(self) -> str:
+        """Show it without reading the file."""
+        return f"AnswerInFile(head={self.head!r}, sha256={self.sha256!r})"
+
+    @property
+    def body(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride] - read only, like the frozen field
+        """The raw bytes, whole."""
+        body = self._body
+        if body is None:
+            body = self._file.read()
+            object.__setattr__(self, "_body", body)
+        return body
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the body, hexadecimal."""
+        return self._file.sha256
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give the body piece by piece, without keeping it."""
+        return self._file.pieces()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """`Provider`: what an adapter to a paid service tells the guard."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -111,6 +111,42 @@ class RemoteJobProvider(Provider[Request, Value], Protocol[Request, Value]):
 
 AnyProvider = Provider[Any, Any]
 AnyJobProvider = RemoteJobProvider[Any, Any]
+
+
+# Takes a body piece by piece.
+Sink = Callable[[bytes], object]
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A provider of remote jobs that gives a result piece by piece, so that a large one is never held in memory."""
+
+    def fetch_into(self, remote_ref: str, done: JobDone, into: Sink) -> Mapping[str, object] | JobUnknown:
+        """Fetch the result of a job that has ended well into `into`; return the head of its answer.
+
+        Or say why it did not come whole: it is then fetched again, from its beginning, into another.
+        """
+        ...
+
+
+def fetched(
+    provider: "AnyJobProvider", remote_ref: str, done: JobDone, into: Sink
+) -> Mapping[str, object] | JobUnknown:
+    """Fetch a result into `into`, whichever way the provider has; return the head of its answer."""
+    if isinstance(provider, Streaming):
+        return provider.fetch_into(remote_ref, done, into)
+    found = provider.fetch(remote_ref, done)
+    if isinstance(found, JobUnknown):
+        return found
+    into(found.body)
+    return found.head
+
+
+def whole(fetch: Callable[[Sink], Mapping[str, object] | JobUnknown]) -> Answer | JobUnknown:
+    """Fetch a result into memory."""
+    pieces: list[bytes] = []
+    head = fetch(pieces.append)
+    return head if isinstance(head, JobUnknown) else Answer(head=head, body=b"".join(pieces))
 
 
 @runtime_checkable

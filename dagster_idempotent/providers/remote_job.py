@@ -1,8 +1,8 @@
 """`JsonJobApi`: a service with a JSON job API as a remote-job provider, by configuration."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import cast
 from urllib.parse import quote
@@ -12,7 +12,6 @@ from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
 from dagster_idempotent.errors import ConfigurationError
 from dagster_idempotent.providers.credentials import BEARER, CredentialPlace
-from dagster_idempotent.providers.http_answer import excerpt
 from dagster_idempotent.providers.job_api import JobApi
 from dagster_idempotent.providers.job_http import JobHttp, JsonPath, at, money_at, text_at
 from dagster_idempotent.providers.job_states import JobDone, JobFailed, JobRunning, JobState, JobUnknown
@@ -26,6 +25,7 @@ from dagster_idempotent.providers.outcome import (
     Unfinished,
     first_found,
 )
+from dagster_idempotent.providers.protocol import Sink, whole
 from dagster_idempotent.providers.send_window import SendWindow
 from dagster_idempotent.providers.single_send import Route
 
@@ -34,11 +34,20 @@ JobRequest = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What a remote job made."""
+    """What a remote job made; a large one lies in a file, which is read when `body` is first asked for."""
 
-    body: bytes
+    answer: Answer = field(repr=False)
     media_type: str
     remote_ref: str
+
+    @property
+    def body(self) -> bytes:
+        """The bytes, whole."""
+        return self.answer.body
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give the bytes piece by piece, so that a large file never is in memory."""
+        return self.answer.pieces()
 
     def text(self) -> str:
         """Return the body as text."""
@@ -161,14 +170,17 @@ class JsonJobApi:
 
     def fetch(self, remote_ref: str, done: JobDone) -> Answer | JobUnknown:
         """Fetch the result from where the configuration says that it is."""
+        return whole(lambda into: self.fetch_into(remote_ref, done, into))
+
+    def fetch_into(self, remote_ref: str, done: JobDone, into: Sink) -> Mapping[str, object] | JobUnknown:
+        """Fetch the result piece by piece."""
         head = {"remote_ref": remote_ref}
         if self.api.result_at is not None:
             part = at(done.facts, _path(self.api.result_at))
             if part is None:
                 return JobUnknown(reason=f"the finished job has nothing at `{self.api.result_at}`")
-            body = part.encode() if isinstance(part, str) else json.dumps(part, default=str, sort_keys=True).encode()
-            kind = "text/plain" if isinstance(part, str) else "application/json"
-            return Answer(head={**head, "media_type": kind}, body=body)
+            into(part.encode() if isinstance(part, str) else json.dumps(part, default=str, sort_keys=True).encode())
+            return {**head, "media_type": "text/plain" if isinstance(part, str) else "application/json"}
         if self.api.result_url_at is not None:
             url = text_at(done.facts, _path(self.api.result_url_at))
             if url is None:
@@ -176,13 +188,11 @@ class JsonJobApi:
             place = self._http.absolute(url)
         else:
             place = _filled(self.api.result_path or "", remote_ref)
-        response = self._http.free("GET", place)
-        if isinstance(response, str):
-            return JobUnknown(reason=response)
-        if response.status != 200:  # noqa: PLR2004 - HTTP's own number
-            return JobUnknown(reason=f"HTTP {response.status}: {excerpt(response.body)}")
+        response = self._http.download(place, into)
+        if isinstance(response, JobUnknown):
+            return response
         kind = response.header("content-type") or "application/octet-stream"
-        return Answer(head={**head, "media_type": kind, "status": 200}, body=response.body)
+        return {**head, "media_type": kind, "status": 200}
 
     def cost_of(self, ended: JobDone | JobFailed) -> Money | None:
         """Return what the service reports for the job."""
@@ -196,7 +206,7 @@ class JsonJobApi:
     def decode(self, answer: Answer) -> JobResult:
         """Return the stored result."""
         return JobResult(
-            body=answer.body,
+            answer=answer,
             media_type=str(answer.head.get("media_type", "application/octet-stream")),
             remote_ref=str(answer.head.get("remote_ref", "")),
         )

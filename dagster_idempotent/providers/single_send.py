@@ -119,18 +119,38 @@ def get(url: str, *, headers: Mapping[str, str], timeout: timedelta) -> Response
 
 
 def send_unpaid(
-    method: str, url: str, *, headers: Mapping[str, str] | HeaderPairs, body: bytes, route: Route = DIRECT
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | HeaderPairs,
+    body: bytes,
+    route: Route = DIRECT,
+    max_body: int | None = None,
+    into: Callable[[bytes], object] | None = None,
 ) -> Response | str:
-    """Send a request that costs nothing, once; return its response, or why there is none."""
+    """Send a request that costs nothing, once; return its response, or why there is none.
+
+    The body of a 200 goes `into` piece by piece and is then no part of the response; any other body has at most
+    `max_body` bytes.
+    """
     httpcore = _httpcore()
     connect, read = route.connect_timeout.total_seconds(), route.read_timeout.total_seconds()
     limits = {"connect": connect, "read": read, "write": read, "pool": connect}
     try:
-        with _pool(url, route, None) as pool:
-            response = pool.request(
+        with (
+            _pool(url, route, None) as pool,
+            pool.stream(
                 method, url, headers=_encoded(headers), content=body or None, extensions={"timeout": limits}
-            )
-            return _whole(response.status, response.headers, response.content)
+            ) as response,
+        ):
+            arriving = _Arriving(watch=None, max_body=max_body)
+            arriving.begin(response.status, response.headers)
+            if into is not None and response.status == 200:  # noqa: PLR2004 - HTTP's own number
+                for piece in response.iter_stream():
+                    into(piece)
+                return arriving.response
+            arriving.read(response.iter_stream())
+            return arriving.lost or arriving.response
     except (OSError, ssl.SSLError, *_failures(httpcore)) as error:
         return f"{type(error).__name__}: {error}"
 

@@ -78,6 +78,11 @@ def task(connection: Connection, ref: TaskRef) -> Row | None:
     return connection.execute(SQL["show_task"], {"pipeline": ref.pipeline, "task_id": ref.task_id}).fetchone()
 
 
+def launched_like(connection: Connection, ref: TaskRef) -> Rows:
+    """List how tasks like one were launched: those of its subject first, the newest first."""
+    return connection.execute(SQL["launched_like"], {"pipeline": ref.pipeline, "task_id": ref.task_id}).fetchall()
+
+
 def artifacts(connection: Connection, ref: TaskRef) -> Rows:
     """List the artifacts of a task, without their bodies."""
     return connection.execute(SQL["list_artifacts"], {"pipeline": ref.pipeline, "task_id": ref.task_id}).fetchall()

@@ -5,14 +5,17 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from locations import loaded_anew
 from real_dagster import CODE, Dagster
 
-from dagster_idempotent.engine.allocator import get_task
+from dagster_idempotent.domain.identity import Identity
+from dagster_idempotent.engine.allocator import Allocator, get_task
 from dagster_idempotent.engine.explain import explain
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
@@ -111,3 +114,16 @@ def test_a_run_without_a_partition_is_launched_again_by_its_key(
     typed(launching(ledger, "nightly", row["task_id"]))
     assert status(ledger, "nightly", row["task_id"]) == "completed"
     assert metered_provider.charges == 1
+
+
+def test_a_task_that_was_never_launched_is_launched_as_those_like_it_were(
+    dagster: Dagster, ledger: Database, metered_provider: MeteredProvider, typed: Any, folder: Path
+) -> None:
+    identity = Identity(pipeline="weekly_digest", subject="globex", scheduled_at=datetime(2026, 8, 10, tzinfo=UTC))
+    task_id = Allocator(ledger).allocate(loaded_anew(folder).weekly, identity).task_id
+    (unknown,) = explain(ledger, TaskRef(pipeline="weekly_digest", task_id=task_id)).next
+    assert "no task like it was launched from Dagster yet" in unknown.command
+    assert dagster.launch("weekly_digest", partition=PARTITION).status is dg.DagsterRunStatus.SUCCESS
+    typed(launching(ledger, "weekly_digest", task_id))
+    assert status(ledger, "weekly_digest", task_id) == "completed"
+    assert metered_provider.charges == 2

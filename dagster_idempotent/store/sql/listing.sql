@@ -67,6 +67,16 @@ SELECT t.pipeline, t.task_id, t.period_id, t.sequence, t.subject_id AS subject, 
 FROM dagster_idempotent.tasks t JOIN dagster_idempotent.pipelines p USING (pipeline)
 WHERE t.pipeline = %(pipeline)s AND t.task_id = %(task_id)s
 
+-- name: launched_like
+-- Tasks of the same pipeline and version, with or without a subject as this one, and how they were launched.
+SELECT o.subject_id AS subject, o.scheduled_at, o.launch, p.timezone
+FROM dagster_idempotent.tasks t
+JOIN dagster_idempotent.tasks o ON o.pipeline = t.pipeline AND o.version = t.version
+    AND (o.subject_id = '') = (t.subject_id = '') AND o.scheduled_at IS NOT NULL AND o.launch ->> 'job' IS NOT NULL
+JOIN dagster_idempotent.pipelines p ON p.pipeline = t.pipeline
+WHERE t.pipeline = %(pipeline)s AND t.task_id = %(task_id)s
+ORDER BY o.subject_id = t.subject_id DESC, o.created_at DESC LIMIT 20
+
 -- name: list_artifacts
 SELECT name, sha256, size, media_type, uri, pruned_at, created_at FROM dagster_idempotent.artifacts
 WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s ORDER BY name

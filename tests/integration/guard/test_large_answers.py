@@ -1,5 +1,8 @@
 """What is too large for a table lies in a file that its row describes; every read checks it."""
 
+import json
+import subprocess
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -161,6 +164,75 @@ def test_a_result_that_no_table_takes_stays_at_the_provider_until_there_is_a_pla
     assert bench.states() == ["accepted"]
     bench.call(bench.studio(), FILM, work=run(bench, place))
     assert bench.charges == 1
+
+
+def test_a_download_that_is_cut_is_made_again_from_its_beginning(bench: "Bench", place: Path) -> None:
+    for kind, options in [("half_answer", {}), ("accept_then_drop", {"reset": True}), ("status", {"status": 503})]:
+        bench.metered.fault(kind, path_contains="/result", **options)
+    result = bench.call(bench.studio(), FILM, work=run(bench, place))
+    assert b"".join(result.value.pieces()) == result.value.body
+    assert (len(result.value.body), bench.charges, len(bench.posts)) == (SIZE, 1, 1)
+    assert len(files(place)) == 1
+
+
+def test_a_download_without_an_end_is_given_up_before_it_fills_the_disk(
+    bench: "Bench", place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_files, "MAX_IN_FILE", SIZE - 1)
+    work = run(bench, place)
+    with pytest.raises(ConfigurationError, match=f"more than {SIZE - 1:,} bytes"):
+        bench.call(bench.studio(), FILM, work=work)
+    assert (bench.states(), files(place)) == (["accepted"], [])
+    monkeypatch.setattr(answer_files, "MAX_IN_FILE", SIZE)
+    assert len(bench.call(bench.studio(), FILM, work=run(bench, place)).value.body) == SIZE
+    assert bench.charges == 1
+
+
+def test_a_large_result_is_read_when_it_is_asked_for_and_not_before(bench: "Bench", place: Path) -> None:
+    first = bench.call(bench.studio(), FILM, work=run(bench, place))
+    (file,) = files(place)
+    assert str(SIZE) not in repr(first)
+    assert len(repr(first)) < 2000
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(ArtifactDamaged):
+        list(first.value.pieces())
+    file.write_bytes(whole)
+    assert first.value.body is first.value.body
+    assert first.answer.sha256 == bench.rows()[0]["response_sha256"]
+
+
+def test_a_result_in_a_store_of_objects_is_streamed_too(bench: "Bench") -> None:
+    result = bench.call(bench.studio(), FILM, work=run(bench, "memory://bucket/films"))
+    assert (len(result.value.body), b"".join(result.value.pieces())) == (SIZE, result.value.body)
+
+
+@pytest.mark.explore
+def test_a_result_of_200_mb_is_never_held_in_memory(bench: "Bench", tmp_path: Path) -> None:
+    def most(size: int) -> int:
+        order = {
+            "url": bench.database.url,
+            "base_url": bench.metered.base_url,
+            "subject": f"a film of {size} bytes",
+            "bytes": size,
+            "artifacts": str(tmp_path / "films"),
+            "copy": str(tmp_path / "copy"),
+        }
+        fetcher = Path(__file__).parents[2] / "workers" / "film_fetcher.py"
+        done = subprocess.run(
+            [sys.executable, str(fetcher)], input=json.dumps(order), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert told["size"] == size
+        row = bench.sql.execute(
+            "SELECT sha256 FROM dagster_idempotent.artifacts WHERE size = %s ORDER BY created_at DESC", [size]
+        ).fetchone()
+        assert row == {"sha256": told["sha256"]}
+        return told["most"]
+
+    assert most(200_000_000) - most(2_000_000) < 30_000_000
+    assert bench.charges == 2
 
 
 def test_an_answer_in_hand_goes_to_the_table_where_its_file_cannot_be_written(bench: "Bench", place: Path) -> None:
