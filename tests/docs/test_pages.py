@@ -3,16 +3,24 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from pydantic import BaseModel
 
 import dagster_idempotent
+from dagster_idempotent import Pipeline, transform_op
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("example_repo/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#([^)\s]*))?\)")
+
+
+class Film(BaseModel):
+    job: str
 
 
 def named(page: Path) -> str:
@@ -59,6 +67,12 @@ def test_what_the_readme_has_a_user_write_loads_in_dagster(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert "weekly_digest" in done.stdout
+
+
+def test_the_op_of_the_remote_jobs_page_is_taken_as_it_is_written(load_page: Callable[..., ModuleType]) -> None:
+    page = load_page("how-to/remote-jobs.md")
+    made = transform_op(Pipeline("films", output=Film), page.shoot)
+    assert made.required_resource_keys == {"ledger", "studio"}
 
 
 def test_the_reference_names_what_the_package_exports_and_nothing_else() -> None:
