@@ -1,5 +1,6 @@
 """What the pages say is so: links lead somewhere, code loads, every public name and every promise has its line."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 import dagster_idempotent
-from dagster_idempotent import Pipeline, transform_op
+from dagster_idempotent import LedgerResource, Pipeline, transform_op
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("example_repo/*.md")])
@@ -80,6 +81,13 @@ def test_the_reference_names_what_the_package_exports_and_nothing_else() -> None
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == sorted(set(listed))
     assert sorted(listed) == sorted(name for name in dagster_idempotent.__all__ if not name.startswith("__"))
+
+
+def test_the_settings_page_has_every_setting_and_no_other() -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    of_pipeline, of_ledger = (re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) for part in page.split("\n## ")[1:])
+    assert sorted(of_pipeline) == sorted(inspect.signature(Pipeline).parameters)
+    assert sorted(of_ledger) == sorted(LedgerResource.model_fields)
 
 
 def test_the_promises_are_numbered_without_a_gap() -> None:
