@@ -47,7 +47,7 @@ def command(asked: Asked, *, pipeline: str | None, against_provider: bool, provi
     with asked.opened() as database:
         if pipeline is not None:
             check_pipeline(database, pipeline)
-        found = verify(database, progress=say)
+        found = verify(database, progress=lambda rule: say(f"checking that {rule}"))
         if adapters is not None:
             with UsersCode("The provider's adapter"):
                 compared = compare(database, adapters, pipeline=pipeline, progress=say)

@@ -13,6 +13,7 @@ from dagster_idempotent.definitions.keys import AnyPartitions
 from dagster_idempotent.definitions.operator_definitions import operator_definitions
 from dagster_idempotent.definitions.partitions import by_subject, iso_week_partitions
 from dagster_idempotent.definitions.schedules import idempotent_schedule
+from dagster_idempotent.definitions.sensors import outbox_sensor, task_sensor
 from dagster_idempotent.domain.money import Budget
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.errors import ConfigurationError
@@ -105,18 +106,24 @@ class JobScaffolder(dg.Scaffolder[Any]):
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Write a component that loads as it is, with a pipeline named as its folder."""
         name = request.target_path.name
+        first = not any(_is_ours(each) for each in request.target_path.parent.glob("*/defs.yaml"))
         attributes = {
             "pipeline": {"name": name, "output": ".functions:Digest"},
             "collect": ".functions:collect",
             "transform": ".functions:transform",
             "weeks": {"start_date": "2026-01-05"},
             "schedule": {"hour_of_day": 9, "day_of_week": 1},
+            **({} if first else {"operators": "own"}),
         }
         dg.scaffold_component(request, attributes)
         (request.target_path / "functions.py").write_text(SCAFFOLDED, encoding="utf-8")
         resources = request.target_path.parent / "resources.py"
         if not resources.exists():
             resources.write_text(RESOURCES, encoding="utf-8")
+
+
+def _is_ours(written: Path) -> bool:
+    return IdempotentJobComponent.__name__ in written.read_text(encoding="utf-8")
 
 
 @dg.scaffold_with(JobScaffolder)
@@ -134,8 +141,10 @@ class IdempotentJobComponent(dg.Component, dg.Model, dg.Resolvable):
     weeks: WeeksModel | None = Field(default=None, description="Weekly partitions.")
     partitions: str | None = Field(default=None, description="A partitions definition of your own.")
     schedule: ScheduleModel | None = Field(default=None, description="When the job runs by itself.")
-    operators: bool = Field(
-        default=True, description="Whether to add sensors, checks and operator jobs; once in a code location."
+    operators: bool | Literal["own"] = Field(
+        default=True,
+        description="true: sensors, checks and operator jobs, once in a code location; own: this job's sensors, for "
+        "each further job; false: none.",
     )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
@@ -148,8 +157,10 @@ class IdempotentJobComponent(dg.Component, dg.Model, dg.Resolvable):
             deliver=cast("Mapping[str, Any] | None", deliver),
             partitions_def=self._partitions(context),
         )
-        own = dg.Definitions(jobs=[job], schedules=[] if self.schedule is None else [_schedule(job, self.schedule)])
-        return dg.Definitions.merge(own, operator_definitions(job)) if self.operators else own
+        sensors = [task_sensor(job), outbox_sensor(job, name=f"{job.name}_outbox")] if self.operators == "own" else []
+        schedules = [] if self.schedule is None else [_schedule(job, self.schedule)]
+        own = dg.Definitions(jobs=[job], schedules=schedules, sensors=sensors)
+        return dg.Definitions.merge(own, operator_definitions(job)) if self.operators is True else own
 
     def _pipeline(self, context: dg.ComponentLoadContext) -> Pipeline[Any]:
         given = self.pipeline

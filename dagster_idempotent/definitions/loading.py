@@ -41,11 +41,15 @@ def from_workspace(path: Path) -> Iterator[Loaded | str]:
     try:
         text: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{path} cannot be read as a workspace: {error}", field="workspace") from error
+        raise ConfigurationError(
+            f"{path} cannot be read as a workspace: {error}. Expected a workspace.yaml; a Python file goes by -f.",
+            field="workspace",
+        ) from error
     entries = cast("dict[str, Any]", text).get("load_from") if isinstance(text, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ConfigurationError(
-            f"{path} has no list `load_from`. Expected a workspace as Dagster loads it.", field="workspace"
+            f"{path} has no list `load_from`. Expected a workspace.yaml as Dagster loads it; a Python file goes by -f.",
+            field="workspace",
         )
     for entry in cast("list[object]", entries):
         yield _entry(entry, path.parent)

@@ -128,12 +128,14 @@ def _launches(
     return requests, stuck, after
 
 
-def outbox_sensor(*definitions: Declaring, minimum_interval_seconds: int = 30) -> dg.SensorDefinition:
+def outbox_sensor(
+    *definitions: Declaring, minimum_interval_seconds: int = 30, name: str = "idempotency_outbox"
+) -> dg.SensorDefinition:
     """Make the sensor that delivers what waits in the outboxes of the given jobs and assets; it makes no runs."""
     declared = [declared_by(definition) for definition in definitions]
 
     @dg.sensor(
-        name="idempotency_outbox",
+        name=name,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"ledger"},

@@ -56,8 +56,8 @@ def read_function(function: Body, *, role: str, offered: Sequence[str]) -> UserF
         annotation = parameter.annotation
         if isinstance(annotation, str):
             raise ConfigurationError(
-                f"The annotations of {role} function {name!r} are strings: Dagster reads them at run time. Remove "
-                "`from __future__ import annotations` from its module.",
+                f"The annotations of {role} function {name!r} are strings: Dagster reads them at run time. Write them "
+                "without quotes, and remove `from __future__ import annotations` from its module.",
                 field=role,
             )
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):

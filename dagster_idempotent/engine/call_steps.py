@@ -107,7 +107,7 @@ def _by_evidence(facts: Facts, row: Row) -> list[NextStep]:
             decision(f"{where} show it unfinished", f"{resolve} --as accepted --remote-ref REFERENCE --evidence TEXT")
         )
     if row["settles_at"] > facts.now:
-        when = f"before {short_time(row['settles_at'])} not finding it proves nothing: the request may still land"
+        when = f"after {short_time(row['settles_at'])}: until then it may still land, and not finding it proves nothing"
         return [*steps, look_again(facts, when)]
     never = f"{where} show for certain that it never arrived"
     return [*steps, decision(never, f"{resolve} --as not_sent --evidence TEXT")]

@@ -76,6 +76,22 @@ def test_a_project_with_nothing_but_a_scaffolded_component_loads(sandbox: DefsFo
         assert {"ledger", "allocator", "model"} <= set(defs.resources or {})
 
 
+def test_further_components_of_a_project_bring_their_own_sensors_and_no_second_ledger(
+    sandbox: DefsFolderSandbox,
+) -> None:
+    scaffold(sandbox)
+    sandbox.scaffold_component(component_cls=IdempotentJobComponent, defs_path="monthly")
+    with sandbox.build_all_defs() as defs:
+        dg.Definitions.validate_loadable(defs)
+        assert {sensor.name for sensor in defs.sensors or ()} == {
+            "weekly_task_sensor",
+            "monthly_task_sensor",
+            "idempotency_outbox",
+            "monthly_outbox",
+            "idempotency_attention",
+        }
+
+
 def test_the_resources_that_a_project_has_are_left_as_they_are(sandbox: DefsFolderSandbox) -> None:
     there = sandbox.defs_folder_path / "resources.py"
     there.write_text("# ours\n")

@@ -31,6 +31,8 @@ def test_a_paid_call_shows_its_cost_and_reference_and_its_replay_shows_that_noth
     shown = dagster.metadata(dagster.reexecute(first, "FROM_FAILURE"))["transform"]
     (line,) = metered_provider.bill().lines
     assert (shown["calls_paid_now"], shown["calls_replayed"], shown["attempt"]) == (0, 1, 2)
+    # Of an event the page shows the first rows; the rest is a click away.
+    assert list(shown)[:3] == ["task_id", "calls_paid_now", "calls_replayed"]
     (call,) = [record.data for record in shown["calls"].records]
     assert call["call"] == "summary"
     assert call["paid_or_replayed"] == "replayed"

@@ -1,18 +1,27 @@
 """What the pages say is so: links lead somewhere, code loads, every public name and every promise has its line."""
 
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from pydantic import BaseModel
 
 import dagster_idempotent
+from dagster_idempotent import LedgerResource, Pipeline, transform_op
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("example_repo/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#([^)\s]*))?\)")
+
+
+class Film(BaseModel):
+    job: str
 
 
 def named(page: Path) -> str:
@@ -61,11 +70,24 @@ def test_what_the_readme_has_a_user_write_loads_in_dagster(tmp_path: Path) -> No
     assert "weekly_digest" in done.stdout
 
 
+def test_the_op_of_the_remote_jobs_page_is_taken_as_it_is_written(load_page: Callable[..., ModuleType]) -> None:
+    page = load_page("how-to/remote-jobs.md")
+    made = transform_op(Pipeline("films", output=Film), page.shoot)
+    assert made.required_resource_keys == {"ledger", "studio"}
+
+
 def test_the_reference_names_what_the_package_exports_and_nothing_else() -> None:
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/reference/python.md").read_text(), re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == sorted(set(listed))
     assert sorted(listed) == sorted(name for name in dagster_idempotent.__all__ if not name.startswith("__"))
+
+
+def test_the_settings_page_has_every_setting_and_no_other() -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    of_pipeline, of_ledger = (re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) for part in page.split("\n## ")[1:])
+    assert sorted(of_pipeline) == sorted(inspect.signature(Pipeline).parameters)
+    assert sorted(of_ledger) == sorted(LedgerResource.model_fields)
 
 
 def test_the_promises_are_numbered_without_a_gap() -> None:

@@ -1,9 +1,9 @@
 """The tutorial, run as it stands: its project loads, and each of its weeks is paid once."""
 
-import importlib.util
 import re
-import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from urllib.request import urlopen
 
 import dagster as dg
@@ -22,27 +22,17 @@ pytestmark = [
 ]
 
 
-def block(language: str) -> str:
-    (code,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return code
-
-
 def test_the_weeks_of_the_tutorial_are_paid_once_however_often_they_are_launched(
-    tmp_path: Path, ledger_url: str, metered_provider: MeteredProvider, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    ledger_url: str,
+    metered_provider: MeteredProvider,
+    load_page: Callable[..., ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGSTER_IDEMPOTENT_POSTGRES_URL", ledger_url)
     monkeypatch.setenv("MODEL_KEY", "any-text")
-    name = tomllib.loads(block("toml"))["tool"]["dagster"]["module_name"]
-    place = tmp_path / f"{name}.py"
-    code = block("python")
-    assert ADDRESS in code
-    place.write_text(code.replace(ADDRESS, metered_provider.base_url))
-    spec = importlib.util.spec_from_file_location("tutorial_page", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_page("tutorial.md", ADDRESS, metered_provider.base_url)
     job = module.defs.resolve_job_def("weekly_digest")
     (weeks,) = re.findall(r"--noprompt --partitions '([^']+)'", PAGE)
     with dg.instance_for_test() as instance:
