@@ -21,6 +21,8 @@ COST_WITHIN_BUDGET = "cost_within_budget"
 NOTHING_CHARGED_TWICE = "nothing_charged_twice"
 ONE_RESULT_PER_KEY = "one_accepted_result_per_key"
 SHOWN = 100
+# What is counted of each kind; a table of the event log lists the first of it.
+COUNTED = 2000
 _WHAT_TO_DO = {
     NOTHING_IN_DOUBT: "Run the job idempotency_resolve, or `dagster-idempotent explain TASK`; for a message "
     "`dagster-idempotent outbox resolve`.",
@@ -47,13 +49,13 @@ class LedgerState:
 
 def look_at(database: Database) -> LedgerState:
     """Read what needs a person: calls and messages in doubt, holds, dead letters, overdrawn budgets, double charges."""
-    doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SHOWN))
-    held = database.run(lambda c: listing.tasks(c, status="held", limit=SHOWN))
-    dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SHOWN))
-    lost = database.run(lambda c: listing.messages(c, state="in_doubt", limit=SHOWN))
-    undelivered = database.run(lambda c: listing.messages(c, state="dead", limit=SHOWN))
+    doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=COUNTED))
+    held = database.run(lambda c: listing.tasks(c, status="held", limit=COUNTED))
+    dead = database.run(lambda c: listing.tasks(c, status="dead", limit=COUNTED))
+    lost = database.run(lambda c: listing.messages(c, state="in_doubt", limit=COUNTED))
+    undelivered = database.run(lambda c: listing.messages(c, state="dead", limit=COUNTED))
     limits = database.run(listing.budgets)
-    twice = database.run(lambda c: sightings.charged_twice(c, limit=SHOWN))
+    twice = database.run(lambda c: sightings.charged_twice(c, limit=COUNTED))
     overdrawn = [row for row in limits if row["limit"] is not None and row["reserved"] + row["settled"] > row["limit"]]
     return LedgerState(
         problems={
@@ -104,7 +106,7 @@ def ledger_asset() -> dg.AssetsDefinition:
             for check, rows in state.problems.items()
         ]
         broken: list[dict[str, Any]] = [
-            {"rule": finding.rule, "of": finding.subject, "found": finding.found} for finding in findings[:SHOWN]
+            {"rule": finding.rule, "of": finding.subject, "found": finding.found} for finding in findings
         ]
         results.append(
             dg.AssetCheckResult(
@@ -143,7 +145,9 @@ def _numbers(database: Database, instance: dg.DagsterInstance) -> dict[str, Any]
 def _metadata(check: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"found": len(rows)}
     if rows:
-        found |= {"rows": _table(rows), "what_to_do": _WHAT_TO_DO[check]}
+        found |= {"rows": _table(rows[:SHOWN]), "what_to_do": _WHAT_TO_DO[check]}
+    if len(rows) > SHOWN:
+        found["not_listed"] = len(rows) - SHOWN
     return found
 
 

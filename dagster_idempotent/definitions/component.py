@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -13,6 +14,7 @@ from dagster_idempotent.definitions.keys import AnyPartitions
 from dagster_idempotent.definitions.operator_definitions import operator_definitions
 from dagster_idempotent.definitions.partitions import by_subject, iso_week_partitions
 from dagster_idempotent.definitions.schedules import idempotent_schedule
+from dagster_idempotent.definitions.sensors import outbox_sensor, task_sensor
 from dagster_idempotent.domain.money import Budget
 from dagster_idempotent.domain.pipeline import Pipeline
 from dagster_idempotent.errors import ConfigurationError
@@ -90,15 +92,24 @@ class JobScaffolder(dg.Scaffolder[Any]):
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Write a component that loads as it is, with a pipeline named as its folder."""
         name = request.target_path.name
-        attributes = {
+        attributes: dict[str, Any] = {
             "pipeline": {"name": name, "output": ".functions:Digest"},
             "collect": ".functions:collect",
             "transform": ".functions:transform",
             "weeks": {"start_date": "2026-01-05"},
             "schedule": {"hour_of_day": 9, "day_of_week": 1},
         }
+        if _has_another(request.target_path):
+            attributes["operators"] = "own"
         dg.scaffold_component(request, attributes)
         (request.target_path / "functions.py").write_text(SCAFFOLDED, encoding="utf-8")
+
+
+def _has_another(target: Path) -> bool:
+    """Whether another folder of the project's definitions declares a component of this kind."""
+    top = next((folder for folder in target.parents if folder.name == "defs"), target.parent)
+    wanted = f"dagster_idempotent.{IdempotentJobComponent.__name__}"
+    return any(wanted in file.read_text(encoding="utf-8") for file in top.rglob("defs.yaml") if file.parent != target)
 
 
 @dg.scaffold_with(JobScaffolder)
@@ -116,13 +127,20 @@ class IdempotentJobComponent(dg.Component, dg.Model, dg.Resolvable):
     weeks: WeeksModel | None = Field(default=None, description="Weekly partitions.")
     partitions: str | None = Field(default=None, description="A partitions definition of your own.")
     schedule: ScheduleModel | None = Field(default=None, description="When the job runs by itself.")
-    operators: bool = Field(
-        default=True, description="Whether to add sensors, checks and operator jobs; once in a code location."
+    operators: bool | Literal["own"] = Field(
+        default=True,
+        description="Whether to add sensors, checks and operator jobs. Jobs and checks are of the whole ledger: one "
+        "component of a location has them; the others say `own`, for the sensors of their own job alone.",
     )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Build the job, its schedule and the operator definitions."""
         deliver = None if self.deliver is None else _load(context, self.deliver, "deliver")
+        if not (deliver is None or isinstance(deliver, Mapping)):
+            raise ConfigurationError(
+                f"deliver is {self.deliver!r}, a {type(deliver).__name__}; expected a mapping of names to channels.",
+                field="deliver",
+            )
         job = idempotent_job(
             self._pipeline(context),
             collect=_load(context, self.collect, "collect"),
@@ -131,6 +149,9 @@ class IdempotentJobComponent(dg.Component, dg.Model, dg.Resolvable):
             partitions_def=self._partitions(context),
         )
         own = dg.Definitions(jobs=[job], schedules=[] if self.schedule is None else [_schedule(job, self.schedule)])
+        if self.operators == "own":
+            outbox = [] if deliver is None else [outbox_sensor(job, name=f"{self.pipeline.name}_outbox")]
+            return dg.Definitions.merge(own, dg.Definitions(sensors=[task_sensor(job), *outbox]))
         return dg.Definitions.merge(own, operator_definitions(job)) if self.operators else own
 
     def _pipeline(self, context: dg.ComponentLoadContext) -> Pipeline[Any]:
@@ -185,8 +206,20 @@ def _load(context: dg.ComponentLoadContext, path: str, field: str) -> Any:  # no
             field=field,
         )
     if module.startswith("."):
-        loaded = context.load_defs_relative_python_module(Path(module.removeprefix(".").replace(".", "/") + ".py"))
+        file = Path(module.removeprefix(".").replace(".", "/") + ".py")
+        if not (context.path / file).is_file():
+            raise ConfigurationError(
+                f"{field} is {path!r}, but there is no {file} beside defs.yaml in {context.path}. Check the name.",
+                field=field,
+            )
+        loaded = context.load_defs_relative_python_module(file)
     else:
+        if find_spec(module.partition(".")[0]) is None:
+            raise ConfigurationError(
+                f"{field} is {path!r}, but no module {module!r} is installed here. A file beside defs.yaml is named "
+                "with a dot in front.",
+                field=field,
+            )
         loaded = import_module(module)
     if not hasattr(loaded, attribute):
         raise ConfigurationError(
