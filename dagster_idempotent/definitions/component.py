@@ -108,7 +108,7 @@ class JobScaffolder(dg.Scaffolder[Any]):
 def _has_another(target: Path) -> bool:
     """Whether another folder of the project's definitions declares a component of this kind."""
     top = next((folder for folder in target.parents if folder.name == "defs"), target.parent)
-    wanted = f"dagster_idempotent.{IdempotentJobComponent.__name__}"
+    wanted = IdempotentJobComponent.__name__
     return any(wanted in file.read_text(encoding="utf-8") for file in top.rglob("defs.yaml") if file.parent != target)
 
 

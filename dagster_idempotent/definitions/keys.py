@@ -82,7 +82,8 @@ def partition_of(context: dg.OpExecutionContext) -> str | None:
             "was allocated. Launch it again without editing those tags.",
             found=[shown, str(key)],
         )
-    return key
+    # As a text: a run of before its dimensions were renamed carries their old names.
+    return str(key)
 
 
 def time_source(context: dg.OpExecutionContext, identity: Identity) -> TimeSource | None:
