@@ -22,6 +22,8 @@ NOTHING_CHARGED_TWICE = "nothing_charged_twice"
 NO_JOB_OVERDUE = "no_job_overdue"
 ONE_RESULT_PER_KEY = "one_accepted_result_per_key"
 SHOWN = 100
+# What is counted of each kind; a table of the event log lists the first of it.
+COUNTED = 2000
 _RED_WHILE = {
     NOTHING_IN_DOUBT: "a paid call or a message is in doubt, or a task is held",
     NO_DEAD_LETTERS: "a task is out of attempts, or a message cannot be delivered",
@@ -60,14 +62,14 @@ class LedgerState:
 
 def look_at(database: Database) -> LedgerState:
     """Read what needs a person: doubts, holds, dead letters, overdrawn budgets, double charges, overdue jobs."""
-    doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SHOWN))
-    held = database.run(lambda c: listing.tasks(c, status="held", limit=SHOWN))
-    dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SHOWN))
-    lost = database.run(lambda c: listing.messages(c, state="in_doubt", limit=SHOWN))
-    undelivered = database.run(lambda c: listing.messages(c, state="dead", limit=SHOWN))
+    doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=COUNTED))
+    held = database.run(lambda c: listing.tasks(c, status="held", limit=COUNTED))
+    dead = database.run(lambda c: listing.tasks(c, status="dead", limit=COUNTED))
+    lost = database.run(lambda c: listing.messages(c, state="in_doubt", limit=COUNTED))
+    undelivered = database.run(lambda c: listing.messages(c, state="dead", limit=COUNTED))
     limits = database.run(listing.budgets)
-    overdue = database.run(lambda c: listing.overdue_jobs(c, limit=SHOWN))
-    twice = database.run(lambda c: sightings.charged_twice(c, limit=SHOWN))
+    overdue = database.run(lambda c: listing.overdue_jobs(c, limit=COUNTED))
+    twice = database.run(lambda c: sightings.charged_twice(c, limit=COUNTED))
     overdrawn = [row for row in limits if row["limit"] is not None and row["reserved"] + row["settled"] > row["limit"]]
     return LedgerState(
         problems={
@@ -136,7 +138,7 @@ def ledger_asset() -> dg.AssetsDefinition:
             for check, rows in state.problems.items()
         ]
         broken: list[dict[str, Any]] = [
-            {"rule": finding.rule, "of": finding.subject, "found": finding.found} for finding in findings[:SHOWN]
+            {"rule": finding.rule, "of": finding.subject, "found": finding.found} for finding in findings
         ]
         results.append(
             dg.AssetCheckResult(
@@ -179,7 +181,9 @@ def _numbers(database: Database, instance: dg.DagsterInstance) -> dict[str, Any]
 def _metadata(check: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"found": len(rows)}
     if rows:
-        found |= {"rows": _table(rows), "what_to_do": _WHAT_TO_DO[check]}
+        found |= {"rows": _table(rows[:SHOWN]), "what_to_do": _WHAT_TO_DO[check]}
+    if len(rows) > SHOWN:
+        found["not_listed"] = len(rows) - SHOWN
     return found
 
 

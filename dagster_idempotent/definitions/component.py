@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -106,15 +107,15 @@ class JobScaffolder(dg.Scaffolder[Any]):
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Write a component that loads as it is, with a pipeline named as its folder."""
         name = request.target_path.name
-        first = not any(_is_ours(each) for each in request.target_path.parent.glob("*/defs.yaml"))
-        attributes = {
+        attributes: dict[str, Any] = {
             "pipeline": {"name": name, "output": ".functions:Digest"},
             "collect": ".functions:collect",
             "transform": ".functions:transform",
             "weeks": {"start_date": "2026-01-05"},
             "schedule": {"hour_of_day": 9, "day_of_week": 1},
-            **({} if first else {"operators": "own"}),
         }
+        if _has_another(request.target_path):
+            attributes["operators"] = "own"
         dg.scaffold_component(request, attributes)
         (request.target_path / "functions.py").write_text(SCAFFOLDED, encoding="utf-8")
         resources = request.target_path.parent / "resources.py"
@@ -122,8 +123,11 @@ class JobScaffolder(dg.Scaffolder[Any]):
             resources.write_text(RESOURCES, encoding="utf-8")
 
 
-def _is_ours(written: Path) -> bool:
-    return IdempotentJobComponent.__name__ in written.read_text(encoding="utf-8")
+def _has_another(target: Path) -> bool:
+    """Whether another folder of the project's definitions declares a component of this kind."""
+    top = next((folder for folder in target.parents if folder.name == "defs"), target.parent)
+    wanted = IdempotentJobComponent.__name__
+    return any(wanted in file.read_text(encoding="utf-8") for file in top.rglob("defs.yaml") if file.parent != target)
 
 
 @dg.scaffold_with(JobScaffolder)
@@ -143,13 +147,18 @@ class IdempotentJobComponent(dg.Component, dg.Model, dg.Resolvable):
     schedule: ScheduleModel | None = Field(default=None, description="When the job runs by itself.")
     operators: bool | Literal["own"] = Field(
         default=True,
-        description="true: sensors, checks and operator jobs, once in a code location; own: this job's sensors, for "
-        "each further job; false: none.",
+        description="true: sensors, checks and operator jobs, which are of the whole ledger, so of one component in a "
+        "code location; own, for the others: the sensors of this job alone; false: none.",
     )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Build the job, its schedule and the operator definitions."""
         deliver = None if self.deliver is None else _load(context, self.deliver, "deliver")
+        if not (deliver is None or isinstance(deliver, Mapping)):
+            raise ConfigurationError(
+                f"deliver is {self.deliver!r}, a {type(deliver).__name__}; expected a mapping of names to channels.",
+                field="deliver",
+            )
         job = idempotent_job(
             self._pipeline(context),
             collect=_load(context, self.collect, "collect"),
@@ -157,10 +166,11 @@ class IdempotentJobComponent(dg.Component, dg.Model, dg.Resolvable):
             deliver=cast("Mapping[str, Any] | None", deliver),
             partitions_def=self._partitions(context),
         )
-        sensors = [task_sensor(job), outbox_sensor(job, name=f"{job.name}_outbox")] if self.operators == "own" else []
-        schedules = [] if self.schedule is None else [_schedule(job, self.schedule)]
-        own = dg.Definitions(jobs=[job], schedules=schedules, sensors=sensors)
-        return dg.Definitions.merge(own, operator_definitions(job)) if self.operators is True else own
+        own = dg.Definitions(jobs=[job], schedules=[] if self.schedule is None else [_schedule(job, self.schedule)])
+        if self.operators == "own":
+            outbox = [] if deliver is None else [outbox_sensor(job, name=f"{self.pipeline.name}_outbox")]
+            return dg.Definitions.merge(own, dg.Definitions(sensors=[task_sensor(job), *outbox]))
+        return dg.Definitions.merge(own, operator_definitions(job)) if self.operators else own
 
     def _pipeline(self, context: dg.ComponentLoadContext) -> Pipeline[Any]:
         given = self.pipeline
@@ -214,8 +224,20 @@ def _load(context: dg.ComponentLoadContext, path: str, field: str) -> Any:  # no
             field=field,
         )
     if module.startswith("."):
-        loaded = context.load_defs_relative_python_module(Path(module.removeprefix(".").replace(".", "/") + ".py"))
+        file = Path(module.removeprefix(".").replace(".", "/") + ".py")
+        if not (context.path / file).is_file():
+            raise ConfigurationError(
+                f"{field} is {path!r}, but there is no {file} beside defs.yaml in {context.path}. Check the name.",
+                field=field,
+            )
+        loaded = context.load_defs_relative_python_module(file)
     else:
+        if find_spec(module.partition(".")[0]) is None:
+            raise ConfigurationError(
+                f"{field} is {path!r}, but no module {module!r} is installed here. A file beside defs.yaml is named "
+                "with a dot in front.",
+                field=field,
+            )
         loaded = import_module(module)
     if not hasattr(loaded, attribute):
         raise ConfigurationError(

@@ -82,7 +82,8 @@ def partition_of(context: dg.OpExecutionContext) -> str | None:
             "was allocated. Launch it again without editing those tags.",
             found=[shown, str(key)],
         )
-    return key
+    # As a text: a run of before its dimensions were renamed carries their old names.
+    return str(key)
 
 
 def time_source(context: dg.OpExecutionContext, identity: Identity) -> TimeSource | None:
@@ -124,19 +125,38 @@ def occasion_of(partitions_def: AnyPartitions | None, partition_key: str) -> Occ
     """Read time and subject from a partition key; raises MissingIdentity where the partitions carry no time."""
     match partitions_def:
         case dg.TimeWindowPartitionsDefinition():
-            return Occasion(scheduled_at=partitions_def.time_window_for_partition_key(partition_key).start)
+            return Occasion(scheduled_at=_start_of(partitions_def, partition_key))
         case dg.MultiPartitionsDefinition() if partitions_def.has_time_window_dimension:
-            time = partitions_def.time_window_dimension
-            key = partitions_def.get_partition_key_from_str(partition_key)
-            parts = dict(key.keys_by_dimension)
-            window = partitions_def.time_window_partitions_def.time_window_for_partition_key(parts.pop(time.name))
-            (subject,) = parts.values()
-            return Occasion(scheduled_at=window.start, subject=subject)
+            found = dimensions_of(partitions_def)
+            if partition_key.count("|") != 1:
+                raise _no_partition(partition_key, f"{found.subject_name} and {found.time_name}, joined by a |")
+            parts = dict(partitions_def.get_partition_key_from_str(partition_key).keys_by_dimension)
+            start = _start_of(found.time, parts[found.time_name])
+            return Occasion(scheduled_at=start, subject=parts[found.subject_name])
         case _:
             raise MissingIdentity(
                 f"Partition {partition_key!r} carries no time window, so it does not say which period its task belongs "
                 "to. Use time-window partitions, or time by subject: by_subject(iso_week_partitions(...), tenants)."
             )
+
+
+def _start_of(time: dg.TimeWindowPartitionsDefinition, key: str) -> datetime:
+    """Return when a partition starts; Dagster takes a time between two starts for the later one."""
+    try:
+        start = time.time_window_for_partition_key(key).start
+    except (ValueError, OverflowError):
+        start = None
+    if start is None or time.get_partition_key_for_timestamp(start.timestamp()) != key:
+        raise _no_partition(key, f"the start of a window of {time.cron_schedule!r}, written as {time.fmt}")
+    return start
+
+
+def _no_partition(key: str, expected: str) -> InvalidIdentity:
+    return InvalidIdentity(
+        f"{key!r} is no partition here: expected {expected}. Nothing was allocated. Launch one of the partitions that "
+        "the UI offers.",
+        field="partition",
+    )
 
 
 def tags_of(pipeline: Pipeline[BaseModel], partitions_def: AnyPartitions, partition_key: str) -> Mapping[str, str]:

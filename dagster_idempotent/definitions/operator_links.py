@@ -1,6 +1,7 @@
 """Links from what a person meets to the operator jobs, prefilled with everything but who decides and why (R39)."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, quote_plus
@@ -19,6 +20,7 @@ from dagster_idempotent.store.rows import Row
 
 PREFIX = "idempotency"
 EXPLAIN = "explain"
+_LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 # Where a webserver serves a code location whose repository has the default name.
 DEFAULT_REPOSITORY = "__repository__"
 
@@ -41,7 +43,7 @@ class Choice:
     def yaml(self) -> str:
         """The run config; of a decision, actor and reason are left to be typed."""
         config = {**self.config, **({"actor": "", "reason": ""} if self.decides else {})}
-        lines = "\n".join(f"      {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in config.items())
+        lines = "\n".join(f"      {name}: {_quoted(value)}" for name, value in config.items())
         return f"ops:\n  {self.verb}:\n    config:\n{lines}\n"
 
 
@@ -137,6 +139,12 @@ def runs_link(ref: TaskRef, webserver: str | None) -> str:
     wanted = [f"tag:{tags.PIPELINE}={ref.pipeline}", f"tag:{tags.TASK_ID}={ref.task_id}"]
     query = "&".join(f"q[{n}]={quote(each, safe=':/=')}" for n, each in enumerate(wanted))
     return f"{(webserver or '').rstrip('/')}/runs?{query}"
+
+
+def _quoted(text: str) -> str:
+    """Write a text for YAML, which knows no surrogates and folds what it takes for the end of a line."""
+    found = json.dumps(text, ensure_ascii=False)
+    return _LINE_ENDS.sub(lambda end: f"\\u{ord(end[0]):04x}", found)
 
 
 def _about_hold(ref: TaskRef, task: Row, database: Database) -> Sequence[Choice]:

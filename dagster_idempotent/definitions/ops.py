@@ -241,7 +241,7 @@ def deliver_op(pipeline: AnyPipeline, channels: Channels, *, name: str = "delive
         if any(message.state is MessageState.WAITING for message in messages):
             done |= decisions_for(ledger.database(), pipeline.name, task.task_id, context.run, ledger.webserver_url)
         context.add_output_metadata(metadata.of_task(task, done))
-        _check_delivered(context, task, messages)
+        _check_delivered(context, task, messages, channels)
         return given["result"]
 
     return make_op(
@@ -254,13 +254,26 @@ def deliver_op(pipeline: AnyPipeline, channels: Channels, *, name: str = "delive
     )
 
 
-def _check_delivered(context: dg.OpExecutionContext, task: Task, messages: list[Message]) -> None:
-    stuck = [message for message in messages if message.state in (MessageState.IN_DOUBT, MessageState.DEAD)]
-    if stuck:
-        names = ", ".join(f"{message.channel} ({message.state}: {message.error})" for message in stuck)
+def _check_delivered(context: dg.OpExecutionContext, task: Task, messages: list[Message], channels: Channels) -> None:
+    stuck = [
+        f"{message.channel} ({message.state}: {message.error})"
+        for message in messages
+        if message.state in (MessageState.IN_DOUBT, MessageState.DEAD)
+    ]
+    undeclared = [
+        message.channel
+        for message in messages
+        if message.state is MessageState.READY and message.channel not in channels
+    ]
+    if stuck or undeclared:
+        gone = [f"{name} (this code has no channel of that name)" for name in undeclared]
+        way_out = (
+            " Declare the channel again, or give its message up: `dagster-idempotent outbox resolve`; the channels "
+            "declared after it wait for that."
+        )
         raise dg.Failure(
-            f"Task {task.task_id} is completed, but not every channel has its message: {names}. A message in doubt is "
-            "not delivered again by itself: it may have arrived.",
+            f"Task {task.task_id} is completed, but not every channel has its message: {', '.join([*stuck, *gone])}. A "
+            f"message in doubt is not delivered again by itself: it may have arrived.{way_out if undeclared else ''}",
             allow_retries=False,
         )
     if task.status is TaskStatus.COMPLETED and any(message.state is MessageState.WAITING for message in messages):

@@ -4,8 +4,9 @@
 # pyright: reportUnknownMemberType=false
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self, cast
 
 import dagster as dg
@@ -17,6 +18,8 @@ from dagster_idempotent.definitions.launching import Left, launch_of
 from dagster_idempotent.definitions.resources import GuardedProviderResource, LedgerResource
 from dagster_idempotent.engine.relay import deliver_due
 from dagster_idempotent.engine.sweeping import due_tasks, reconcile_doubtful, sweep_pipeline
+from dagster_idempotent.store import listing
+from dagster_idempotent.store.database import Database
 
 LAUNCHES_PER_TICK = 20
 # What a tick looks at: tasks that cannot be launched now do not keep the others from their turn.
@@ -24,6 +27,8 @@ PAGE = 100
 PAGES_PER_TICK = 5
 Takes = Callable[[Mapping[str, Any]], bool]
 DELIVERIES_PER_TICK = 50
+ORPHANS_LOOKED_AT = 1000
+REPORTED_AGAIN_AFTER = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +134,16 @@ def _launches(
 
 
 def outbox_sensor(
-    *definitions: Declaring, minimum_interval_seconds: int = 30, name: str = "idempotency_outbox"
+    *definitions: Declaring, name: str = "idempotency_outbox", minimum_interval_seconds: int = 30
 ) -> dg.SensorDefinition:
-    """Make the sensor that delivers what waits in the outboxes of the given jobs and assets; it makes no runs."""
+    """Make the sensor that delivers what waits in the outboxes of the given jobs and assets; it makes no runs.
+
+    A message of a channel that none of them has any more is told of at every tick: nobody will deliver it.
+    """
     declared = [declared_by(definition) for definition in definitions]
+    channels: dict[str, set[str]] = {}
+    for each in declared:
+        channels.setdefault(each.pipeline.name, set()).update(each.channels)
 
     @dg.sensor(
         name=name,
@@ -143,26 +154,39 @@ def outbox_sensor(
     )
     def sense(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         ledger = _ledger(context)
-        delivered = 0
+        database, delivered = ledger.database(), 0
         for each in declared:
             if each.channels:
                 tried = deliver_due(
-                    ledger.database(),
+                    database,
                     each.pipeline.name,
                     reporting_to(each.channels, context.instance),
                     limit=DELIVERIES_PER_TICK,
                     heartbeat=ledger.heartbeat(),
                 )
                 delivered += sum(delivery.delivered_now for delivery in tried)
-        return dg.SkipReason(f"{delivered} message(s) delivered; the outbox needs no run.")
+        orphans = [each for pipeline, names in channels.items() for each in _orphans(database, pipeline, names)]
+        said = f"{delivered} message(s) delivered; the outbox needs no run."
+        if orphans:
+            said += f" {len(orphans)} wait for a channel that this code has not: {', '.join(orphans[:5])}."
+            context.log.warning(
+                "%s Declare the channel again, or give the messages up: `dagster-idempotent outbox resolve`.", said
+            )
+        return dg.SkipReason(said)
 
     return sense
+
+
+def _orphans(database: Database, pipeline: str, names: Collection[str]) -> Sequence[str]:
+    rows = database.run(lambda c: listing.messages(c, pipeline=pipeline, state="ready", limit=ORPHANS_LOOKED_AT))
+    return [f"{pipeline}/{row['task_id']} {row['channel']}" for row in rows if row["channel"] not in names]
 
 
 def attention_sensor(*, minimum_interval_seconds: int = 60) -> dg.SensorDefinition:
     """Make the sensor that keeps the checks of the asset `idempotency_ledger` as red as the ledger is; no runs.
 
-    It reports again when something has changed; alerts on failed asset checks are the hook for your own.
+    It reports again when something has changed, and every hour: the asset's own run, or a person, may have put another
+    state in its place. Alerts on failed asset checks are the hook for your own.
     """
 
     @dg.sensor(
@@ -174,13 +198,24 @@ def attention_sensor(*, minimum_interval_seconds: int = 60) -> dg.SensorDefiniti
     )
     def sense(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         state = look_at(_ledger(context).database())
-        if context.cursor == state.digest:
-            return dg.SensorResult(skip_reason="Nothing has changed.", cursor=state.digest)
+        digest, _, reported = (context.cursor or "").partition(" ")
+        now = datetime.now(UTC)
+        if digest == state.digest and _is_fresh(reported, now):
+            return dg.SensorResult(skip_reason="Nothing has changed.", cursor=context.cursor)
         return dg.SensorResult(
-            asset_events=evaluations(state), skip_reason="Reported as asset checks.", cursor=state.digest
+            asset_events=evaluations(state),
+            skip_reason="Reported as asset checks.",
+            cursor=f"{state.digest} {now.isoformat()}",
         )
 
     return sense
+
+
+def _is_fresh(reported: str, now: datetime) -> bool:
+    try:
+        return now - datetime.fromisoformat(reported) < REPORTED_AGAIN_AFTER
+    except (ValueError, TypeError):  # a cursor that a person typed
+        return False
 
 
 def _target(definition: Declaring) -> dict[str, Any]:

@@ -73,9 +73,7 @@ def output(database: Database, ref: TaskRef) -> Payload:
             f"The output of task {ref} was pruned; its hash {task.output_sha256} is kept.", task_id=ref.task_id
         )
     body = task.output.encode()
-    return Payload(
-        name="output", media_type=JSON, sha256=task.output_sha256, size=len(body), source=Answer(body=body)
-    )
+    return Payload(name="output", media_type=JSON, sha256=task.output_sha256, size=len(body), source=Answer(body=body))
 
 
 def answer(database: Database, ref: TaskRef, call_key: str, submission: int | None = None) -> Payload:

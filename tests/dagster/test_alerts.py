@@ -13,6 +13,7 @@ from locations import loaded_anew
 
 from dagster_idempotent import Attention, operator_definitions
 from dagster_idempotent.definitions.alerts import SEEN, alert_sensor
+from dagster_idempotent.definitions.sensors import attention_sensor
 from dagster_idempotent.engine.allocator import Allocator
 from dagster_idempotent.store.database import Database
 
@@ -49,10 +50,13 @@ def code(folder: Path) -> Any:
 @pytest.fixture
 def tick(code: Any, ledger: Database) -> Iterator[Any]:
     Allocator(ledger).register(code.paid("blind"))
+    repository = code.defs.get_repository_def()
     with dg.instance_for_test() as instance:
 
         def evaluate(sensor: dg.SensorDefinition, cursor: str | None = None) -> Any:
-            with dg.build_sensor_context(instance=instance, cursor=cursor, resources=code.defs.resources) as context:
+            with dg.build_sensor_context(
+                instance=instance, cursor=cursor, resources=code.defs.resources, repository_def=repository
+            ) as context:
                 return sensor.evaluate_tick(context)
 
         yield evaluate
@@ -136,3 +140,21 @@ def test_5000_open_tasks_do_not_stall_the_sensors(tick: Any, sql: Rows, code: An
             assert 0 < len(result.run_requests) <= 20, "bounded, so that the queue is not flooded"
     # The daemon gives a sensor 60 s; this takes well below one on a quiet machine.
     assert monotonic() - started < 20
+
+
+def test_a_check_counts_all_that_it_lists_the_first_of(tick: Any, sql: Rows) -> None:
+    add(sql, "dead", 1, 250)
+    red = tick(attention_sensor())
+    (check,) = [each for each in red.asset_events if not each.passed]
+    shown = {name: value.value for name, value in check.metadata.items()}
+    assert (shown["found"], len(shown["rows"].records), shown["not_listed"]) == (250, 100, 150)
+
+
+@pytest.mark.parametrize(
+    "cursor", ["a person typed this", "", "{} 2026-01-01T00:00:00", "{} 2026-01-01T00:00:00+00:00"]
+)
+def test_what_has_not_changed_is_reported_again_after_a_while(cursor: str, tick: Any) -> None:
+    """The asset's own run, or a person, may have put another state in its place."""
+    first = tick(attention_sensor())
+    assert not tick(attention_sensor(), first.cursor).asset_events
+    assert tick(attention_sensor(), cursor.format(first.cursor.partition(" ")[0])).asset_events

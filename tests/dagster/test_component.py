@@ -127,6 +127,11 @@ def test_an_unpartitioned_component_runs_by_cron(sandbox: DefsFolderSandbox) -> 
     [
         ({"collect": "functions.collect"}, "expected module:attribute"),
         ({"transform": ".functions:missing"}, "has no 'missing'"),
+        ({"transform": ".funktions:transform"}, "there is no funktions.py beside defs.yaml"),
+        ({"collect": "no_such_package.code:collect"}, "no module 'no_such_package.code' is installed here"),
+        ({"deliver": ".functions:collect"}, "expected a mapping of names to channels"),
+        ({"partitions": ".functions:collect"}, "a task needs exactly one time window"),
+        ({"schedule": {}}, "give cron_schedule"),
         ({"weeks": {"start_date": "2026-01-05"}, "partitions": ".functions:weeks"}, "Both weeks and partitions"),
     ],
 )
@@ -138,3 +143,21 @@ def test_what_the_yaml_names_wrongly_is_said_by_its_field(
         pass
     assert isinstance(refused.value.__cause__, ConfigurationError)
     assert says in str(refused.value.__cause__)
+
+
+def test_a_second_component_loads_beside_the_first_and_has_the_sensors_of_its_own_job(
+    sandbox: DefsFolderSandbox,
+) -> None:
+    scaffold(sandbox)
+    sandbox.scaffold_component(component_cls=IdempotentJobComponent, defs_path="monthly")
+    ledger = LedgerResource(url="postgresql://nobody@127.0.0.1:1/nowhere")
+    resources = {
+        "ledger": ledger,
+        "allocator": AllocatorResource(ledger=ledger),
+        "model": GuardedChatCompletionsResource(),
+    }
+    with sandbox.build_all_defs() as defs:
+        repository = dg.Definitions.merge(defs, dg.Definitions(resources=resources)).get_repository_def()
+        assert {"weekly", "monthly", "idempotency_resolve"} <= set(repository.job_names)
+        names = {sensor.name for sensor in repository.sensor_defs}
+        assert {"weekly_task_sensor", "monthly_task_sensor", "idempotency_attention"} <= names

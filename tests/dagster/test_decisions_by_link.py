@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import dagster as dg
 import psycopg
 import pytest
+import yaml
 from locations import copied_location
 from real_dagster import Dagster
 
@@ -139,6 +140,12 @@ def test_a_link_leads_to_the_code_location_whatever_it_is_called(place: Place, s
     assert link.startswith(starts)
     assert parse_qs(urlsplit(link).query)["config"] == [choice.yaml]
     assert r'task: "a\"b: #c"' in choice.yaml
+
+
+def test_a_link_names_a_call_whatever_its_letters() -> None:
+    for call in ("caf\u00e9", "shot-\U0001f3ac", "a \u2028 b"):
+        choice = Choice(label="", verb="resolve", config={"call": call})
+        assert yaml.safe_load(choice.yaml)["ops"]["resolve"]["config"]["call"] == call
 
 
 @pytest.mark.parametrize(

@@ -32,24 +32,6 @@ import dagster as dg
 def defs() -> dg.Definitions:
     return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
 """
-RESOURCES = """
-import dagster as dg
-
-from dagster_idempotent import AllocatorResource, GuardedChatCompletionsResource, LedgerResource
-
-ledger = LedgerResource(url=dg.EnvVar("LEDGER_URL"))
-
-
-@dg.definitions
-def resources() -> dg.Definitions:
-    return dg.Definitions(
-        resources={
-            "ledger": ledger,
-            "allocator": AllocatorResource(ledger=ledger),
-            "model": GuardedChatCompletionsResource(),
-        }
-    )
-"""
 
 
 @pytest.fixture
@@ -61,7 +43,6 @@ def project(tmp_path: Path) -> Path:
     (made / "src/shop/__init__.py").touch()
     (made / "src/shop/definitions.py").write_text(DEFINITIONS)
     (defs / "__init__.py").touch()
-    (defs / "resources.py").write_text(RESOURCES)
     return made
 
 

@@ -90,3 +90,16 @@ def test_dimensions_may_have_any_names_and_subjects_any_letters(
         "named/2026-08-03T00:00:00Z/subject=caf\u00e9",
     }
     assert metered_provider.charges == 2
+
+
+def test_a_run_with_the_names_that_dimensions_had_before_is_the_same_task(
+    own: Dagster, metered_provider: MeteredProvider
+) -> None:
+    own.instance.add_dynamic_partitions("tenants", ["acme"])
+    before = {"dagster/partition/tenant": "acme", "dagster/partition/week": "2026-08-03"}
+    runs = [
+        own.launch("dynamic", partition="acme|2026-08-03"),
+        own.launch("dynamic", tags={"dagster/partition": "acme|2026-08-03", **before}),
+    ]
+    assert [run.status for run in runs] == [dg.DagsterRunStatus.SUCCESS] * 2, own.failures(runs[-1])
+    assert metered_provider.charges == 1

@@ -57,6 +57,17 @@ def test_a_tag_edited_in_the_launchpad_is_refused(tag: str, value: str, dagster:
     assert value in text
 
 
+def test_a_key_that_is_no_partition_is_refused_and_never_taken_for_another_one(dagster: Dagster) -> None:
+    """Dagster takes a Tuesday for the week after it."""
+    for key in ("2026-08-04", "2026-8-3", "next week", "99999-01-01"):
+        text = _refusal(dagster, dagster.launch("blind", tags={"dagster/partition": key}))
+        assert f"'{key}' is no partition here: expected the start of a window of '0 0 * * 1'" in text
+    for key in ("acme|2026-08-04", "acme|", "2026-08-03", "acme", "acme|globex|2026-08-03"):
+        assert "is no partition here" in _refusal(
+            dagster, dagster.launch("weekly_digest", tags={"dagster/partition": key})
+        )
+
+
 def test_a_partition_and_an_explicit_key_together_are_refused(dagster: Dagster) -> None:
     config = {"ops": {"allocate": {"config": {"explicit_key": "again"}}}}
     text = _refusal(dagster, dagster.launch("weekly_digest", partition=PARTITION, config=config))

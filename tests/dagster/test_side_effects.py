@@ -238,6 +238,22 @@ def test_a_message_in_doubt_or_dead_turns_a_check_red_until_somebody_resolves_it
     assert red() == set()
 
 
+def test_a_message_whose_channel_is_gone_from_the_code_is_told_of_by_its_run_and_by_the_sensor(place: Place) -> None:
+    assert place.run(digest)[0].success
+    place.sql.execute("SET session_replication_role = replica")
+    place.sql.execute(
+        "UPDATE dagster_idempotent.outbox SET channel = 'site', state = 'ready', delivered_at = NULL, receipt = NULL"
+    )
+    result, said = place.run(digest)
+    assert (result.success, "site (this code has no channel of that name)" in said) == (False, True)
+    sensor = {each.name: each for each in operator_definitions(digest).sensors or []}["idempotency_outbox"]
+    assert isinstance(sensor, dg.SensorDefinition)
+    with dg.build_sensor_context(instance=place.instance, resources=dict(place.resources())) as context:
+        told = sensor.evaluate_tick(context).skip_message
+    assert told is not None
+    assert "1 wait for a channel that this code has not: digest/2026-W32-0 site" in told
+
+
 def test_an_asset_without_partitions_is_reported_without_one(
     place: Place, make_job: Callable[[AssetChannel], dg.JobDefinition]
 ) -> None:
