@@ -87,9 +87,10 @@ def test_further_components_of_a_project_bring_their_own_sensors_and_no_second_l
             "weekly_task_sensor",
             "monthly_task_sensor",
             "idempotency_outbox",
-            "monthly_outbox",
             "idempotency_attention",
         }
+        names = set(defs.get_repository_def().job_names)
+        assert {"weekly", "monthly", "idempotency_resolve", "idempotency_explain"} <= names
 
 
 def test_the_resources_that_a_project_has_are_left_as_they_are(sandbox: DefsFolderSandbox) -> None:
@@ -143,21 +144,3 @@ def test_what_the_yaml_names_wrongly_is_said_by_its_field(
         pass
     assert isinstance(refused.value.__cause__, ConfigurationError)
     assert says in str(refused.value.__cause__)
-
-
-def test_a_second_component_loads_beside_the_first_and_has_the_sensors_of_its_own_job(
-    sandbox: DefsFolderSandbox,
-) -> None:
-    scaffold(sandbox)
-    sandbox.scaffold_component(component_cls=IdempotentJobComponent, defs_path="monthly")
-    ledger = LedgerResource(url="postgresql://nobody@127.0.0.1:1/nowhere")
-    resources = {
-        "ledger": ledger,
-        "allocator": AllocatorResource(ledger=ledger),
-        "model": GuardedChatCompletionsResource(),
-    }
-    with sandbox.build_all_defs() as defs:
-        repository = dg.Definitions.merge(defs, dg.Definitions(resources=resources)).get_repository_def()
-        assert {"weekly", "monthly", "idempotency_resolve"} <= set(repository.job_names)
-        names = {sensor.name for sensor in repository.sensor_defs}
-        assert {"weekly_task_sensor", "monthly_task_sensor", "idempotency_attention"} <= names
