@@ -44,8 +44,8 @@ def check_variable(name: str) -> str:
     if _VARIABLE.fullmatch(name) is None:
         raise ConfigurationError(
             "The name of the variable with the credential is no name of an environment variable; it is not shown, "
-            "since it may be the key itself. Expected one such as OPENAI_API_KEY. If it is a key, revoke it: run config and "
-            "resource pages show this setting.",
+            "since it may be the key itself. Expected one such as OPENAI_API_KEY. If it is a key, revoke it: resource "
+            "pages show this setting.",
             field="api_key_variable",
         )
     return name
