@@ -11,8 +11,9 @@ from urllib.parse import urlencode
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
 from dagster_idempotent.errors import ConfigurationError, IdempotentError
-from dagster_idempotent.providers.credentials import read_credential
+from dagster_idempotent.providers.credentials import check_variable, read_credential
 from dagster_idempotent.providers.http_answer import excerpt
+from dagster_idempotent.providers.http_request import plain_address
 from dagster_idempotent.providers.json_body import json_body
 from dagster_idempotent.providers.outcome import (
     Accepted,
@@ -66,13 +67,8 @@ class ChatCompletionsProvider:
         cost_of: Callable[[Mapping[str, object]], Money | None] | None = None,
         upper_bound: Money | None = None,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigurationError(
-                f'base_url is {base_url!r}, expected an address such as "https://api.openai.com/v1".',
-                field="base_url",
-            )
-        self._base_url = base_url.rstrip("/")
-        self._api_key_variable = api_key_variable
+        self._base_url = plain_address(base_url)
+        self._api_key_variable = check_variable(api_key_variable)
         self._account = account
         self._look_up_path = look_up_path
         self._read_timeout = read_timeout

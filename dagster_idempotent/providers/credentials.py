@@ -1,10 +1,11 @@
 """Credentials: named when a provider is built, read when a request is about to leave, put on a copy of it."""
 
 import os
+import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from dagster_idempotent.errors import CredentialMissing
+from dagster_idempotent.errors import ConfigurationError, CredentialMissing
 from dagster_idempotent.providers.single_send import HeaderPairs
 
 # What an SDK is built with; the real credential takes its place on a copy of the request.
@@ -33,6 +34,21 @@ class CredentialPlace:
 
 
 BEARER = CredentialPlace(header="Authorization", prefix="Bearer ")
+
+
+_VARIABLE = re.compile(r"(?!(sk|rk|pk|gsk|hf|ghp|xai|r8)_)[A-Za-z_][A-Za-z0-9_]{0,199}")
+
+
+def check_variable(name: str) -> str:
+    """Return the name of an environment variable; raises ConfigurationError for what may be the credential itself."""
+    if _VARIABLE.fullmatch(name) is None:
+        raise ConfigurationError(
+            "The name of the variable with the credential is no name of an environment variable; it is not shown, "
+            "since it may be the key itself. Expected one such as OPENAI_API_KEY. If it is a key, revoke it: resource "
+            "pages show this setting.",
+            field="api_key_variable",
+        )
+    return name
 
 
 def read_credential(variable: str) -> str:

@@ -10,10 +10,10 @@ from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import IdempotencyKey, LookUp
 from dagster_idempotent.errors import ConfigurationError, InvalidPayload
 from dagster_idempotent.providers.classification import classify
-from dagster_idempotent.providers.credentials import read_credential
+from dagster_idempotent.providers.credentials import check_variable, read_credential
 from dagster_idempotent.providers.event_stream import StreamEnd
 from dagster_idempotent.providers.http_answer import HttpAnswer
-from dagster_idempotent.providers.http_request import HttpRequest, origin_of
+from dagster_idempotent.providers.http_request import HttpRequest, origin_of, plain_address
 from dagster_idempotent.providers.json_body import MAX_REQUEST
 from dagster_idempotent.providers.outcome import (
     Accepted,
@@ -73,8 +73,10 @@ class HttpProvider:
         max_answer: int = MAX_ANSWER,
     ) -> None:
         self.profile = profile
-        self.base_url = _checked(base_url or profile.base_url)
-        self.api_key_variable = api_key_variable or profile.api_key_variable
+        address = profile.base_url if base_url is None else base_url
+        self.base_url = None if address is None else plain_address(address)
+        named = profile.api_key_variable if api_key_variable is None else api_key_variable
+        self.api_key_variable = None if named is None else check_variable(named)
         if self.api_key_variable is not None and self.base_url is None:
             raise ConfigurationError(
                 "A credential is named, but not where it may be sent. Give the provider its `base_url`.",
@@ -231,18 +233,6 @@ class HttpProvider:
         if status != 200 or not kind.lower().startswith("text/event-stream"):  # noqa: PLR2004 - HTTP's own number
             return None
         return StreamEnd(headers, self.profile.terminal | self.profile.failed_events)
-
-
-def _checked(base_url: str | None) -> str | None:
-    if base_url is None:
-        return None
-    parts = urlsplit(base_url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
-        raise ConfigurationError(
-            'base_url is not a plain address such as "https://api.openai.com/v1", without user and query.',
-            field="base_url",
-        )
-    return base_url.rstrip("/")
 
 
 def _without(outcome: Accepted | Rejected | NotSent | InDoubt, secret: str | None) -> Outcome:

@@ -104,3 +104,21 @@ def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
     """Return scheme, host and port; credentials go to one origin only."""
     default = {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, parts.hostname or "", parts.port or default
+
+
+def plain_address(base_url: str) -> str:
+    """Return the address of an API without a slash at its end; raises ConfigurationError, and shows no part of it.
+
+    A given and empty one is refused too: another address in its place would be charged for what was meant for it.
+    """
+    try:
+        parts = urlsplit(base_url)
+        plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and not (parts.username or parts.query)
+    except ValueError:
+        plain = False
+    if not plain:
+        found = "is not a plain address" if base_url.strip() else "is given, and it is empty; expected an address"
+        raise ConfigurationError(
+            f'base_url {found} such as "https://api.openai.com/v1", without user and query.', field="base_url"
+        )
+    return base_url.rstrip("/")

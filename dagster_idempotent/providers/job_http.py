@@ -9,9 +9,9 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.errors import ConfigurationError
-from dagster_idempotent.providers.credentials import BEARER, CredentialPlace, read_credential
+from dagster_idempotent.providers.credentials import BEARER, CredentialPlace, check_variable, read_credential
 from dagster_idempotent.providers.http_answer import excerpt
-from dagster_idempotent.providers.http_request import origin_of
+from dagster_idempotent.providers.http_request import origin_of, plain_address
 from dagster_idempotent.providers.job_states import JobUnknown
 from dagster_idempotent.providers.outcome import Accepted, InDoubt, NotSent, Outcome, Rejected
 from dagster_idempotent.providers.profiles import HTTP_REFUSALS
@@ -40,13 +40,9 @@ class JobHttp:
     route: Route = field(default_factory=Route)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query:
-            raise ConfigurationError(
-                f'base_url is {self.base_url!r}, expected an address such as "https://api.example.com/v1".',
-                field="base_url",
-            )
-        object.__setattr__(self, "base_url", self.base_url.rstrip("/"))
+        object.__setattr__(self, "base_url", plain_address(self.base_url))
+        if self.api_key_variable is not None:
+            check_variable(self.api_key_variable)
 
     def submit(
         self, path: str, body: bytes, headers: Mapping[str, str], window: SendWindow, *, id_at: JsonPath

@@ -1,6 +1,6 @@
 """Dagster as it runs in production: scheduler, backfill and retry daemons, GraphQL.
 
-The only place of this repository that imports private modules of Dagster.
+The only place of this repository that imports private modules of Dagster, but for the sensor daemon beside it.
 """
 
 import logging
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,11 @@ import dagster as dg
 from dagster._core.events import DagsterEvent
 from dagster._core.instance_for_test import instance_for_test
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
-from dagster._core.scheduler.instigation import InstigatorTick
 from dagster._core.test_utils import create_test_daemon_workspace_context, freeze_time
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.auto_run_reexecution.auto_run_reexecution import consume_new_runs_for_automatic_reexecution
 from dagster._daemon.backfill import execute_backfill_iteration
-from dagster._daemon.sensor import execute_sensor_iteration
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._scheduler.scheduler import launch_scheduled_runs
 from dagster._serdes import serialize_value
@@ -45,10 +43,6 @@ query($selector: PipelineSelector!, $name: String!) {
 """
 RUN_AS_SHOWN = """
 query($id: ID!) { runOrError(runId: $id) { ... on Run { rootRunId runConfigYaml tags { key value } } } }
-"""
-SET_CURSOR = """
-mutation($selector: SensorSelector!, $cursor: String) {
-  setSensorCursor(sensorSelector: $selector, cursor: $cursor) { __typename } }
 """
 QUIET = logging.getLogger("dagster_idempotent.tests.daemon")
 
@@ -69,10 +63,10 @@ class Dagster:
 
     def start_schedule(self, schedule: str, when: datetime, *, location: str = "first") -> None:
         with freeze_time(when.astimezone(UTC)):
-            self.instance.start_schedule(self._repository(location).get_schedule(schedule))
+            self.instance.start_schedule(self.repository(location).get_schedule(schedule))
 
     def stop_schedule(self, schedule: str, *, location: str = "first") -> None:
-        found = self._repository(location).get_schedule(schedule)
+        found = self.repository(location).get_schedule(schedule)
         self.instance.stop_schedule(found.get_remote_origin_id(), found.selector_id, found)
 
     def evaluate(self, when: datetime) -> None:
@@ -128,26 +122,6 @@ class Dagster:
                 each.result()
         self.work_off_queue()
 
-    def sense(
-        self, sensor: str, *, location: str = "first", cursor: str | None = None, queue_only: bool = False
-    ) -> InstigatorTick:
-        """Turn a sensor on, let the sensor daemon evaluate it once, and return its tick."""
-        found = self._repository(location).get_sensor(sensor)
-        self.instance.start_sensor(found)
-        if cursor is not None:
-            selector = {"repositoryLocationName": location, "repositoryName": REPOSITORY, "sensorName": sensor}
-            self._graphql(SET_CURSOR, {"selector": selector, "cursor": cursor})
-        origin, selected = found.get_remote_origin_id(), found.selector_id
-        # Its next tick would be too soon.
-        earlier = len(self.instance.get_ticks(origin, selected))
-        with freeze_time(datetime.now(UTC) + timedelta(hours=earlier)):
-            list(execute_sensor_iteration(self.workspace, QUIET, None, None))
-        self.instance.stop_sensor(origin, selected, found)
-        if not queue_only:
-            self.work_off_queue()
-        (tick,) = self.instance.get_ticks(origin, selected, limit=1)
-        return tick
-
     def work_off_queue(self) -> None:
         """Launch what is queued, one run after the other, as the daemon of the queue does."""
         for run in self.runs():
@@ -161,7 +135,7 @@ class Dagster:
 
     def backfill(self, params: Mapping[str, Any]) -> str:
         """Start a backfill as its page does, and let the backfill daemon finish it."""
-        found = self._graphql(query.LAUNCH_PARTITION_BACKFILL_MUTATION, {"backfillParams": params})
+        found = self.graphql(query.LAUNCH_PARTITION_BACKFILL_MUTATION, {"backfillParams": params})
         launched = found["launchPartitionBackfill"]
         assert launched["__typename"] == "LaunchBackfillSuccess", launched
         return self.finish_backfill(launched["backfillId"])
@@ -202,7 +176,7 @@ class Dagster:
         filled: dict[str, str] = {}
         run_config: Any = config or {}
         if partition is not None:
-            shown = self._graphql(PARTITION_OF_JOB, {"selector": selector, "name": partition})
+            shown = self.graphql(PARTITION_OF_JOB, {"selector": selector, "name": partition})
             chosen = shown["pipelineOrError"]["partition"]
             filled = {tag["key"]: tag["value"] for tag in chosen["tagsOrError"]["results"]}
             run_config = config or chosen["runConfigOrError"]["yaml"]
@@ -222,12 +196,12 @@ class Dagster:
     def reexecute(self, run: dg.DagsterRun, strategy: str, *, queue_only: bool = False) -> dg.DagsterRun:
         """Choose "Re-execute all" (ALL_STEPS) or "Re-execute from failure" (FROM_FAILURE) on a run's page."""
         params = {"parentRunId": run.run_id, "strategy": strategy}
-        found = self._graphql(query.LAUNCH_PIPELINE_REEXECUTION_MUTATION, {"reexecutionParams": params})
+        found = self.graphql(query.LAUNCH_PIPELINE_REEXECUTION_MUTATION, {"reexecutionParams": params})
         return self._launched(found["launchPipelineReexecution"], queue_only=queue_only)
 
     def reexecute_steps(self, run: dg.DagsterRun, steps: Sequence[str], *, location: str = "first") -> dg.DagsterRun:
         """Choose "Re-execute selected" on a run's page, which sends back what the page was shown."""
-        shown = self._graphql(RUN_AS_SHOWN, {"id": run.run_id})["runOrError"]
+        shown = self.graphql(RUN_AS_SHOWN, {"id": run.run_id})["runOrError"]
         tags = [tag for tag in shown["tags"] if not tag["key"].startswith("dagster/will_retry")]
         params = {
             "selector": _selector(run.job_name, location),
@@ -239,7 +213,7 @@ class Dagster:
                 "tags": tags,
             },
         }
-        found = self._graphql(query.LAUNCH_PIPELINE_REEXECUTION_MUTATION, {"executionParams": params})
+        found = self.graphql(query.LAUNCH_PIPELINE_REEXECUTION_MUTATION, {"executionParams": params})
         return self._launched(found["launchPipelineReexecution"])
 
     # What a test reads.
@@ -280,14 +254,14 @@ class Dagster:
             found[event.step_key.rpartition(".")[2]] = {name: value.value for name, value in shown.items()}
         return found
 
-    def _repository(self, location: str) -> Any:
+    def repository(self, location: str) -> Any:
         return self.workspace.create_request_context().get_code_location(location).get_repository(REPOSITORY)
 
-    def _graphql(self, text: str, variables: Mapping[str, Any]) -> Any:
+    def graphql(self, text: str, variables: Mapping[str, Any]) -> Any:
         return execute_dagster_graphql(self.workspace.create_request_context(), text, variables).data
 
     def _launch(self, params: Mapping[str, Any], *, queue_only: bool = False) -> dg.DagsterRun:
-        found = self._graphql(query.LAUNCH_PIPELINE_EXECUTION_MUTATION, {"executionParams": params})
+        found = self.graphql(query.LAUNCH_PIPELINE_EXECUTION_MUTATION, {"executionParams": params})
         return self._launched(found["launchPipelineExecution"], queue_only=queue_only)
 
     def _launched(self, answer: Mapping[str, Any], *, queue_only: bool = False) -> dg.DagsterRun:

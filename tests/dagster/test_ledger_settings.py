@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 from real_dagster import Dagster
 
-from dagster_idempotent import LedgerResource
+from dagster_idempotent import GuardedChatCompletionsResource, GuardedOpenAIResource, LedgerResource
 from dagster_idempotent.errors import ConfigurationError, DatabaseUnavailable
 
 PARTITION = "acme|2026-08-03"
@@ -54,17 +54,41 @@ def test_a_password_that_is_written_properly_is_taken(tmp_path: Path) -> None:
             LedgerResource(url=url, patience_seconds=0.1).database()
 
 
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [("", "The ledger's url is given, and it is empty"), ("postgresql://u:pa%zzS3CR3T@h/x", "not shown, since it may")],
-)
 def test_a_run_with_a_wrong_ledger_says_so_and_keeps_no_password(
-    url: str, says: str, dagster: Dagster, folder: Path, monkeypatch: pytest.MonkeyPatch
+    dagster: Dagster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TEST_LEDGER_URL", url)
-    run = dagster.launch("weekly_digest", partition=PARTITION)
-    assert run.status is dg.DagsterRunStatus.FAILURE
-    (text,) = dagster.failures(run)
-    assert says in text
+    for url, says in {
+        "": "The ledger's url is given, and it is empty",
+        "postgresql://u:pa%zzS3CR3T@h/x": "not shown, since it may",
+    }.items():
+        monkeypatch.setenv("TEST_LEDGER_URL", url)
+        run = dagster.launch("weekly_digest", partition=PARTITION)
+        assert run.status is dg.DagsterRunStatus.FAILURE
+        (text,) = dagster.failures(run)
+        assert says in text
     for path in folder.with_name("home").rglob("*"):
         assert not path.is_file() or b"S3CR3T" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("resource", [GuardedChatCompletionsResource, GuardedOpenAIResource])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("base_url", ""),
+        ("base_url", "  "),
+        ("base_url", "https://user:S3CR3T@host/v1"),
+        ("base_url", "https://host/v1?key=S3CR3T"),
+        ("base_url", "http://[::1/S3CR3T"),
+        ("api_key_variable", ""),
+        ("api_key_variable", "sk-live-S3CR3T"),
+        ("api_key_variable", "sk_live_S3CR3T"),
+    ],
+)
+def test_a_provider_named_wrongly_sends_to_no_other_place_and_shows_no_key(
+    resource: type[GuardedChatCompletionsResource] | type[GuardedOpenAIResource], setting: str, value: str
+) -> None:
+    """An empty address is not the official one, and a key in place of its variable's name is told of by nobody."""
+    with pytest.raises(ConfigurationError) as refused:
+        resource(**{setting: value}).provider()
+    assert refused.value.facts["field"] == setting
+    assert "S3CR3T" not in "".join(traceback.format_exception(refused.value))
