@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= .ci/constraints.txt
+PORT ?= 3000
 TASKS ?= 2
 KILLS ?= 1
 
@@ -12,15 +13,16 @@ help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[dev]"
+	@echo "Installing into $(VENV), once; this takes a few minutes …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[dev]"
 	@touch $@
 
-demo: $(VENV)/.installed  ## run this week's tick, kill a worker mid-call, retry, backfill, count the charges
+demo: $(VENV)/.installed  ## run this week's tick, kill a worker mid-call, retry, backfill, count the charges; about a minute, longer on a busy machine
 	@$(BIN)/python -m example_repo.demo --tasks $(TASKS) --kills $(KILLS)
 
-dev: $(VENV)/.installed  ## open the Dagster UI on the example
-	@$(BIN)/python -m example_repo.dev
+dev: $(VENV)/.installed  ## open the Dagster UI on the example (choose with PORT=number)
+	@$(BIN)/python -m example_repo.dev --port $(PORT)
 
 test: $(VENV)/.installed  ## run the test suite; three workers, since its tests wait more than they compute
 	@$(BIN)/python -m pytest -n 3

@@ -10,32 +10,38 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from dagster_idempotent import GuardedChatCompletionsResource
+from dagster_idempotent import GuardedChatCompletionsResource, Money
+from dagster_idempotent.domain.backoff import duration
 from dagster_idempotent.providers.chat_completions import ChatCompletionsProvider
+from dagster_idempotent.testing.metered_provider.settings import Settings
 from example_repo import settings
+
+METERED_PRICE = Money(amount=Settings().price, currency=Settings().currency)
 
 
 class MeteredModel(GuardedChatCompletionsResource):
     """The metered provider of this machine, started when a run first needs it; it looks requests up exactly."""
 
+    base_url: str = "http://127.0.0.1/metered-provider"  # where a run finds it is known when it has been started
+
     def provider(self) -> ChatCompletionsProvider:
         """Build the adapter, with the provider running; its key is any text, since it charges play money."""
         os.environ.setdefault(settings.METERED_KEY_VARIABLE, "any-text")
-        here = self.model_copy(update={"base_url": metered_base_url(settings.PROVIDER)})
-        return GuardedChatCompletionsResource.provider(here)
+        return ChatCompletionsProvider(
+            base_url=metered_base_url(settings.PROVIDER),
+            api_key_variable=self.api_key_variable,
+            look_up_path=self.look_up_path,
+            settle_delay=duration(self.settle_delay, field="settle_delay"),
+            cost_of=lambda _: METERED_PRICE,  # of each request, however long it is
+            upper_bound=METERED_PRICE,
+        )
 
 
 def model_resource() -> GuardedChatCompletionsResource:
     """Return the model of the configured service; without OPENAI_API_KEY, the metered provider."""
     if settings.OPENAI_BASE_URL:
         return GuardedChatCompletionsResource(base_url=settings.OPENAI_BASE_URL, input_price=None, output_price=None)
-    return MeteredModel(
-        api_key_variable=settings.METERED_KEY_VARIABLE,
-        look_up_path="/lookup",
-        settle_delay="2s",
-        input_price="100 USD",
-        output_price="400 USD",
-    )
+    return MeteredModel(api_key_variable=settings.METERED_KEY_VARIABLE, look_up_path="/lookup", settle_delay="2s")
 
 
 def metered_base_url(folder: Path) -> str:

@@ -4,7 +4,7 @@ import click
 
 from dagster_idempotent.cli.asking import Asked, Deciding, DecidingOnTask, asking, deciding, deciding_on_task
 from dagster_idempotent.cli.options import (
-    MONEY,
+    amount,
     limit_option,
     pipeline_option,
 )
@@ -56,7 +56,7 @@ def list_(asked: Asked, *, pipeline: str | None, limit: int) -> None:
     metavar="SHA256",
     help="Hash of what you looked at: `approvals list` prints it; another hash is refused.",
 )
-@click.option("--up-to", type=MONEY, help='Limit of the task from now on, such as "2.00 USD".')
+@click.option("--up-to", type=amount, help='Limit of the task from now on, such as "2.00 USD".')
 def approve(decision: DecidingOnTask, *, shown: str, up_to: Money | None) -> None:
     """Open the gate of a task for what was shown, by its hash.
 

@@ -6,7 +6,7 @@ import click
 
 from dagster_idempotent.cli.asking import Asked, Deciding, DecidingOnTask, asking, deciding, deciding_on_task
 from dagster_idempotent.cli.options import (
-    MONEY,
+    amount,
     limit_option,
     pipeline_option,
 )
@@ -59,8 +59,8 @@ def set_(decision: Deciding, *, pipeline: str, limit: str, period: str | None, t
     if period and task:
         raise click.UsageError("--period and --task name two limits. Give one of them.")
     scope = f"task:{task}" if task else f"period:{period}" if period else "pipeline"
-    currency, amount = _limit(limit)
-    decision.decide(budgets.set_limit, pipeline, scope, currency=currency, limit=amount)
+    currency, number = _limit(limit)
+    decision.decide(budgets.set_limit, pipeline, scope, currency=currency, limit=number)
 
 
 @command.command()
@@ -75,7 +75,7 @@ def release(decision: DecidingOnTask) -> None:
 
 
 def _limit(text: str) -> tuple[str, Decimal | None]:
-    amount, _, currency = text.partition(" ")
-    lifted = amount == "none"
-    money = MONEY.convert(f"0 {currency}" if lifted else text, None, None)
+    number, _, currency = text.partition(" ")
+    lifted = number == "none"
+    money = amount(f"0 {currency}" if lifted else text)
     return money.currency, None if lifted else money.amount

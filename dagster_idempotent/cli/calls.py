@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import BinaryIO
 
 import click
@@ -10,7 +11,7 @@ from dagster_idempotent.cli.asking import Asked, DecidingOnTask, asking, decidin
 from dagster_idempotent.cli.failures import NeedsOperator, UsersCode, failures_told
 from dagster_idempotent.cli.loading import load_providers
 from dagster_idempotent.cli.options import (
-    MONEY,
+    amount,
     dry_run_option,
     limit_option,
     pipeline_option,
@@ -18,10 +19,11 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_rows, say
+from dagster_idempotent.cli.payloads import hand_out, output_option
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.domain.submission import SubmissionState
-from dagster_idempotent.engine import remote_jobs, resolutions
+from dagster_idempotent.engine import payloads, remote_jobs, resolutions
 from dagster_idempotent.engine.listing import find_task, unknown_call
 from dagster_idempotent.engine.operator_look_up import look_up
 from dagster_idempotent.engine.resolutions import Evidence, Proof
@@ -114,6 +116,28 @@ def show(asked: Asked, *, task: str, pipeline: str | None, call: str) -> None:
 
 @command.command()
 @asking
+@task_argument
+@click.argument("call", metavar="CALL")
+@click.option(
+    "--submission", type=click.IntRange(min=1), help="The answer to this send.  [default: the one that is replayed]"
+)
+@output_option
+def answer(
+    asked: Asked, *, task: str, pipeline: str | None, call: str, submission: int | None, output: Path | None
+) -> None:
+    """Print the stored answer of a call, byte for byte, also one that was paid for and not accepted.
+
+    Examples:
+      dagster-idempotent calls answer 2026-W32-0 summary
+      dagster-idempotent calls answer 2026-W32-0 summary#2 --output answer.json
+    """
+    with asked.opened() as database:
+        found = payloads.answer(database, find_task(database, task, pipeline=pipeline), call, submission)
+    hand_out(found, output=output, as_json=asked.as_json)
+
+
+@command.command()
+@asking
 @dry_run_option
 @task_argument
 @click.argument("call", metavar="[CALL]", required=False)
@@ -160,7 +184,7 @@ def reconcile(
     help="With --as succeeded: the provider's answer, byte for byte; - reads stdin. Later runs replay it.",
 )
 @click.option("--remote-ref", metavar="TEXT", help="The provider's own reference of the request.")
-@click.option("--cost", type=MONEY, help='What it cost, such as "0.02 USD".')
+@click.option("--cost", type=amount, help='What it cost, such as "0.02 USD".')
 def resolve(
     decision: DecidingOnTask,
     *,
@@ -214,7 +238,7 @@ def abandon(decision: DecidingOnTask, *, call: str) -> None:
     is_flag=True,
     help="Say that you know: the first request may have been accepted, and this one may be charged on top.",
 )
-@click.option("--amount", type=MONEY, help="What the second charge may come to.  [default: what was reserved]")
+@click.option("--amount", type=amount, help="What the second charge may come to.  [default: what was reserved]")
 def resend(decision: DecidingOnTask, *, call: str, may_charge_twice: bool, amount: Money | None) -> None:
     """Allow a call in doubt, or an abandoned one, to be sent again. THIS MAY CHARGE TWICE.
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dagster_idempotent.domain.backoff import duration
+from dagster_idempotent.domain import backoff
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.errors import ConfigurationError
 
@@ -20,7 +20,7 @@ def ledger_options(function: Function) -> Function:
         "--folder",
         type=click.Path(path_type=Path, file_okay=False),
         envvar="DAGSTER_IDEMPOTENT_FOLDER",
-        help="Folder of the embedded PostgreSQL.  [default: postgres/ under DAGSTER_HOME]",
+        help="Folder of the embedded PostgreSQL.  [default: $DAGSTER_HOME/postgres, else your data folder]",
     )(function)
     return click.option(
         "--url",
@@ -110,35 +110,17 @@ def limit_option(function: Function) -> Function:
     )(function)
 
 
-class MoneyType(click.ParamType[Money]):
-    """An amount with its currency, `2.00 USD`."""
-
-    name = "amount"
-
-    def convert(self, value: str | Money, param: click.Parameter | None, ctx: click.Context | None) -> Money:
-        """Parse it; a wrong one is a usage error."""
-        if isinstance(value, Money):
-            return value
-        try:
-            return Money.parse(value).non_negative(field="amount")
-        except ConfigurationError as error:
-            self.fail(error.message, param, ctx)
+def amount(value: str) -> Money:
+    """Parse an amount with its currency, `2.00 USD`; a wrong one is a usage error."""
+    try:
+        return Money.parse(value).non_negative(field="amount")
+    except ConfigurationError as error:
+        raise click.BadParameter(error.message) from error
 
 
-class DurationType(click.ParamType[timedelta]):
-    """A duration, `90d` or `1h30m`."""
-
-    name = "duration"
-
-    def convert(self, value: str | timedelta, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Parse it; a wrong one is a usage error."""
-        if isinstance(value, timedelta):
-            return value
-        try:
-            return duration(value, field="duration")
-        except ConfigurationError as error:
-            self.fail(error.message, param, ctx)
-
-
-MONEY = MoneyType()
-DURATION = DurationType()
+def duration(value: str) -> timedelta:
+    """Parse a duration, `90d` or `1h30m`; a wrong one is a usage error."""
+    try:
+        return backoff.duration(value, field="duration")
+    except ConfigurationError as error:
+        raise click.BadParameter(error.message) from error

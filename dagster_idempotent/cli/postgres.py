@@ -17,7 +17,7 @@ def folder_option(function: Function) -> Function:
         "--folder",
         type=click.Path(path_type=Path, file_okay=False),
         envvar="DAGSTER_IDEMPOTENT_FOLDER",
-        help="Where the server keeps data, log and locks.  [default: postgres/ under DAGSTER_HOME]",
+        help="Where the server keeps data, log and locks.  [default: $DAGSTER_HOME/postgres, else your data folder]",
     )(function)
 
 

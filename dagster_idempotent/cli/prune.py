@@ -5,7 +5,7 @@ from datetime import timedelta
 import click
 
 from dagster_idempotent.cli.asking import Deciding, deciding
-from dagster_idempotent.cli.options import DURATION, pipeline_option
+from dagster_idempotent.cli.options import duration, pipeline_option
 from dagster_idempotent.cli.output import print_rows, say
 from dagster_idempotent.cli.verbs import Verb
 from dagster_idempotent.engine import retention
@@ -17,7 +17,7 @@ COLUMNS = ("pipeline", "tasks", "bodies", "bytes", "skipped")
 @click.command(cls=Verb)
 @deciding
 @pipeline_option
-@click.option("--older-than", type=DURATION, required=True, help="Only tasks that ended longer ago, such as 90d.")
+@click.option("--older-than", type=duration, required=True, help="Only tasks that ended longer ago, such as 90d.")
 @click.option(
     "--batch",
     type=click.IntRange(min=1, max=MAX_BATCH),

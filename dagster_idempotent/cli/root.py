@@ -22,7 +22,7 @@ _NOUNS = {
     "postgres": ("postgres", "Start, stop and find the embedded PostgreSQL of a folder."),
     "prune": ("prune", "Drop the payloads of old tasks; keys, hashes and costs stay."),
     "schema": ("schema", "Create, check and print the ledger's schema."),
-    "tasks": ("tasks", "List and show tasks, release a lease."),
+    "tasks": ("tasks", "List and show tasks, read what is kept of them, release a lease."),
     "verify": ("verify", "Check the whole ledger, read only."),
 }
 

@@ -1,4 +1,6 @@
-"""`tasks`: list and show tasks, release a lease."""
+"""`tasks`: list and show tasks, read what is kept of them, release a lease."""
+
+from pathlib import Path
 
 import click
 
@@ -9,10 +11,12 @@ from dagster_idempotent.cli.options import (
     task_argument,
 )
 from dagster_idempotent.cli.output import print_facts, print_json, print_rows
+from dagster_idempotent.cli.payloads import hand_out, output_option
 from dagster_idempotent.cli.verbs import Noun
 from dagster_idempotent.domain.task import TaskStatus
-from dagster_idempotent.engine import dead_letters
+from dagster_idempotent.engine import dead_letters, payloads
 from dagster_idempotent.engine.listing import check_pipeline, find_task
+from dagster_idempotent.engine.stages import RAW
 from dagster_idempotent.store import listing
 
 COLUMNS = ("pipeline", "task_id", "subject", "status", "held_for", "attempts", "unsettled", "owner", "created_at")
@@ -23,7 +27,7 @@ MESSAGE_COLUMNS = ("channel", "state", "attempts", "delivered_at", "error")
 
 @click.group(cls=Noun)
 def command() -> None:
-    """List and show tasks, release a lease."""
+    """List and show tasks, read what is kept of them, release a lease."""
 
 
 @command.command("list")
@@ -83,6 +87,40 @@ def show(asked: Asked, *, task: str, pipeline: str | None) -> None:
             if rows:
                 click.echo(f"\n{title}:")
                 print_rows(rows, columns, as_json=False, nothing="")
+
+
+@command.command()
+@asking
+@task_argument
+@click.argument("name", metavar="[NAME]", default=RAW)
+@output_option
+def artifact(asked: Asked, *, task: str, pipeline: str | None, name: str, output: Path | None) -> None:
+    """Print an artifact of a task, byte for byte; NAME is `raw` unless given, and `tasks show` lists them.
+
+    Its hash is compared with the one recorded before a byte is printed.
+
+    Examples:
+      dagster-idempotent tasks artifact 2026-W32-0
+      dagster-idempotent tasks artifact 2026-W32-0 raw --output documents.json
+    """
+    with asked.opened() as database:
+        found = payloads.artifact(database, find_task(database, task, pipeline=pipeline), name)
+    hand_out(found, output=output, as_json=asked.as_json)
+
+
+@command.command("output")
+@asking
+@task_argument
+@output_option
+def output_(asked: Asked, *, task: str, pipeline: str | None, output: Path | None) -> None:
+    """Print the accepted output of a completed task, as the JSON that was committed.
+
+    Example:
+      dagster-idempotent tasks output weekly_digest/2026-W32-0
+    """
+    with asked.opened() as database:
+        found = payloads.output(database, find_task(database, task, pipeline=pipeline))
+    hand_out(found, output=output, as_json=asked.as_json)
 
 
 @command.command()

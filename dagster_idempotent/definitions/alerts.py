@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
+from typing import cast
 
 import dagster as dg
 
@@ -113,7 +114,7 @@ def alert_sensor(alert: Alert, *, minimum_interval_seconds: int = 60) -> dg.Sens
     def sense(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ledger: LedgerResource = context.resources.ledger
         waiting = {_short(each.name): each for each in attentions(ledger.database(), ledger.webserver_url)}
-        told: set[str] = set(json.loads(context.cursor or "[]"))
+        told = _read(context.cursor)
         new = [each for name, each in waiting.items() if name not in told]
         if new:
             alert(new)
@@ -123,6 +124,15 @@ def alert_sensor(alert: Alert, *, minimum_interval_seconds: int = 60) -> dg.Sens
         return dg.SensorResult(skip_reason=said, cursor=json.dumps(sorted(kept | waiting.keys())))
 
     return sense
+
+
+def _read(cursor: str | None) -> set[str]:
+    """Read what has been told; of a text that a person typed nothing has been told, and everything is told again."""
+    try:
+        found: object = json.loads(cursor or "[]")
+    except ValueError:
+        found = None
+    return {str(each) for each in cast("list[object]", found)} if isinstance(found, list) else set()
 
 
 def _short(name: str) -> str:

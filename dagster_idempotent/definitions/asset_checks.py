@@ -22,9 +22,17 @@ NOTHING_CHARGED_TWICE = "nothing_charged_twice"
 NO_JOB_OVERDUE = "no_job_overdue"
 ONE_RESULT_PER_KEY = "one_accepted_result_per_key"
 SHOWN = 100
+_RED_WHILE = {
+    NOTHING_IN_DOUBT: "a paid call or a message is in doubt, or a task is held",
+    NO_DEAD_LETTERS: "a task is out of attempts, or a message cannot be delivered",
+    COST_WITHIN_BUDGET: "more is spent or reserved than a limit allows",
+    NOTHING_CHARGED_TWICE: "a look-up shows a further charge for one call",
+    NO_JOB_OVERDUE: "an accepted job has not ended in the time that its provider states",
+    ONE_RESULT_PER_KEY: "the ledger contradicts itself; looked at when the asset is materialized",
+}
 _WHAT_TO_DO = {
-    NOTHING_IN_DOUBT: "Run the job idempotency_resolve, or `dagster-idempotent explain TASK`; for a message "
-    "`dagster-idempotent outbox resolve`.",
+    NOTHING_IN_DOUBT: "Open the last run of the task and follow a link under `decide`, or ask `dagster-idempotent "
+    "explain TASK`; for a message `dagster-idempotent outbox resolve`.",
     NO_DEAD_LETTERS: "Run the job idempotency_redrive or idempotency_discard; for a message `dagster-idempotent outbox "
     "resolve`.",
     COST_WITHIN_BUDGET: "Raise the limit with `dagster-idempotent budgets set`, or find out what cost so much.",
@@ -105,10 +113,14 @@ def ledger_asset() -> dg.AssetsDefinition:
 
     @dg.asset(
         name=ASSET,
-        description="What the ledger counts: tasks, charges, replays and what they saved, cost by period and currency; and what "
-        "needs a person.",
+        description="What needs a person stands under Checks, kept up to date by the sensor idempotency_attention. "
+        "Materialize it for what the ledger counts: tasks, charges, replays and what they saved, cost by period and "
+        "currency.",
         kinds={"postgres"},
-        check_specs=[dg.AssetCheckSpec(check, asset=ASSET, description=text) for check, text in _WHAT_TO_DO.items()],
+        check_specs=[
+            dg.AssetCheckSpec(check, asset=ASSET, description=f"Red while {_RED_WHILE[check]}. {text}")
+            for check, text in _WHAT_TO_DO.items()
+        ],
     )
     def idempotency_ledger(context: dg.AssetExecutionContext, ledger: LedgerResource) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType] - as Dagster reads it
         database = ledger.database()

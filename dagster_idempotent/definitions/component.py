@@ -48,6 +48,21 @@ def transform(context: dg.OpExecutionContext, raw: Raw, model: GuardedChatComple
     }
     return model.get_calls(context).ask("summary", request, accept=Digest, tries=2)
 '''
+RESOURCES = '''"""The resources of the project's idempotent jobs; move them where the project keeps its own."""
+
+import dagster as dg
+from dagster_idempotent import AllocatorResource, GuardedChatCompletionsResource, LedgerResource
+
+
+@dg.definitions
+def resources() -> dg.Definitions:
+    """Give the ledger, what plans tasks, and the paid service, whose key is read when a request leaves."""
+    ledger = LedgerResource()
+    model = GuardedChatCompletionsResource(api_key_variable="OPENAI_API_KEY")
+    return dg.Definitions(
+        resources={"ledger": ledger, "allocator": AllocatorResource(ledger=ledger), "model": model},
+    )
+'''
 
 
 class PipelineModel(dg.Model):
@@ -85,7 +100,7 @@ class ScheduleModel(dg.Model):
 
 
 class JobScaffolder(dg.Scaffolder[Any]):
-    """Writes defs.yaml, and the functions that it names."""
+    """Writes defs.yaml, the functions that it names, and resources.py beside the folder where there is none."""
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Write a component that loads as it is, with a pipeline named as its folder."""
@@ -99,6 +114,9 @@ class JobScaffolder(dg.Scaffolder[Any]):
         }
         dg.scaffold_component(request, attributes)
         (request.target_path / "functions.py").write_text(SCAFFOLDED, encoding="utf-8")
+        resources = request.target_path.parent / "resources.py"
+        if not resources.exists():
+            resources.write_text(RESOURCES, encoding="utf-8")
 
 
 @dg.scaffold_with(JobScaffolder)

@@ -3,8 +3,9 @@
 # Dagster's own signatures are partly unknown to a type checker.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Literal
 
 import dagster as dg
 from pydantic import Field
@@ -16,14 +17,17 @@ from dagster_idempotent.domain.backoff import duration
 from dagster_idempotent.domain.money import Money
 from dagster_idempotent.engine import approvals, budgets, dead_letters, resolutions
 from dagster_idempotent.engine.decisions import Decision, Who
-from dagster_idempotent.engine.listing import find_task
+from dagster_idempotent.engine.listing import check_pipeline, find_task
 from dagster_idempotent.engine.resolutions import Evidence, Proof
 from dagster_idempotent.engine.retention import prune
-from dagster_idempotent.errors import IdempotentError
+from dagster_idempotent.errors import ConfigurationError, IdempotentError
 from dagster_idempotent.store import listing
 from dagster_idempotent.store.database import Database
 
-BATCH = 1000
+# More calls than a bad night has; what is beyond is left for another run of the job.
+MOST = 100_000
+# Evidence about one call alone.
+_OF_ONE_CALL = ("succeeded", "accepted")
 
 
 class DecisionConfig(dg.Config):
@@ -96,8 +100,14 @@ def operator_jobs() -> list[dg.JobDefinition]:
 
 
 def _job(name: str, body: Callable[..., None]) -> dg.JobDefinition:
-    op = dg.op(name=name, description=body.__doc__)(body)
+    @wraps(body)
+    def told(context: dg.OpExecutionContext, config: Any, ledger: LedgerResource) -> None:  # noqa: ANN401 - as the body has it
+        try:
+            body(context, config, ledger)
+        except IdempotentError as error:
+            raise dg.Failure(error.message, allow_retries=False) from error
 
+    op = dg.op(name=name, description=body.__doc__)(told)
     note_operator_job(f"{PREFIX}_{name}")
 
     @dg.job(name=f"{PREFIX}_{name}", description=body.__doc__, tags={"dagster/max_retries": "0"})
@@ -110,63 +120,76 @@ def _job(name: str, body: Callable[..., None]) -> dg.JobDefinition:
 def approve(context: dg.OpExecutionContext, config: ApproveConfig, ledger: LedgerResource) -> None:
     """Open the spend or publish gate of a task for what was shown."""
     database = ledger.database()
-    up_to = Money.parse(config.up_to) if config.up_to else None
-    _decide(
-        context,
-        lambda: approvals.approve(
-            database,
-            find_task(database, config.task, pipeline=config.pipeline),
-            shown=config.shown_sha256,
-            up_to=up_to,
-            who=config.who(),
-            dry_run=config.dry_run,
-        ),
-    )
+    up_to = Money.parse(config.up_to, field="up_to") if config.up_to else None
+    ref = find_task(database, config.task, pipeline=config.pipeline)
+    shown = config.shown_sha256
+    _note(context, approvals.approve(database, ref, shown=shown, up_to=up_to, who=config.who(), dry_run=config.dry_run))
 
 
 def redrive(context: dg.OpExecutionContext, config: TaskDecisionConfig, ledger: LedgerResource) -> None:
     """Give a dead task its attempts back; paid answers are replayed."""
     database = ledger.database()
     ref = find_task(database, config.task, pipeline=config.pipeline)
-    _decide(context, lambda: dead_letters.redrive(database, ref, who=config.who(), dry_run=config.dry_run))
+    _note(context, dead_letters.redrive(database, ref, who=config.who(), dry_run=config.dry_run))
 
 
 def discard(context: dg.OpExecutionContext, config: TaskDecisionConfig, ledger: LedgerResource) -> None:
     """End a dead or held task for good; refused while the outcome of one of its calls is not known."""
     database = ledger.database()
     ref = find_task(database, config.task, pipeline=config.pipeline)
-    _decide(context, lambda: dead_letters.discard(database, ref, who=config.who(), dry_run=config.dry_run))
+    _note(context, dead_letters.discard(database, ref, who=config.who(), dry_run=config.dry_run))
 
 
 def release(context: dg.OpExecutionContext, config: ReleaseConfig, ledger: LedgerResource) -> None:
     """Let a task go on that a full budget holds; it is held again where the limit is still too low."""
     database = ledger.database()
     ref = find_task(database, config.task, pipeline=config.pipeline)
+    who = config.who()
     if config.task_limit:
-        limit, scope = Money.parse(config.task_limit), f"task:{ref.task_id}"
-        _decide(
+        # Refused as a whole: a limit that is raised for nothing would let the next call spend it.
+        dead_letters.release_budget_hold(database, ref, who=who, dry_run=True)
+        limit = _task_limit(database, ref, config.task_limit)
+        currency, scope = limit.currency, f"task:{ref.task_id}"
+        _note(
             context,
-            lambda: budgets.set_limit(
-                database,
-                ref.pipeline,
-                scope,
-                currency=limit.currency,
-                limit=limit.amount,
-                who=config.who(),
-                dry_run=config.dry_run,
+            budgets.set_limit(
+                database, ref.pipeline, scope, currency=currency, limit=limit.amount, who=who, dry_run=config.dry_run
             ),
         )
-    _decide(context, lambda: dead_letters.release_budget_hold(database, ref, who=config.who(), dry_run=config.dry_run))
+    _note(context, dead_letters.release_budget_hold(database, ref, who=who, dry_run=config.dry_run))
+
+
+def _task_limit(database: Database, ref: listing.TaskRef, text: str) -> Money:
+    """Read a task's new limit; raises ConfigurationError where its calls are counted in another currency."""
+    limit = Money.parse(text, field="task_limit")
+    task = database.run(lambda c: listing.task(c, ref))
+    counted = None if task is None else task["currency"]
+    if counted not in (None, limit.currency):
+        raise ConfigurationError(
+            f"task_limit is {limit}, but pipeline {ref.pipeline!r} counts in {counted}: a limit in another currency "
+            f"would hold nothing back and let nothing go on. Nothing was written. Give it in {counted}.",
+            field="task_limit",
+        )
+    return limit
 
 
 def resolve(context: dg.OpExecutionContext, config: ResolveConfig, ledger: LedgerResource) -> None:
     """Settle calls in doubt by evidence; a whole bad night is one decision."""
     config.who()
+    if config.cost:
+        Money.parse(config.cost, field="cost")
     database = ledger.database()
     chosen = _doubtful(database, config)
     if not chosen:
         kind = "accepted job" if config.outcome == "failed" else "call in doubt"
+        check_pipeline(database, config.pipeline)
         raise dg.Failure(f"No {kind} of pipeline {config.pipeline!r} fits the filter.", allow_retries=False)
+    if len(chosen) > 1 and config.outcome in _OF_ONE_CALL:
+        raise dg.Failure(
+            f"What a provider answered belongs to one call, and {len(chosen)} fit the filter: {_named(chosen)}. "
+            "Nothing was decided. Fill in `task` and `call`; the other outcomes may be told of many at once.",
+            allow_retries=False,
+        )
     refused: list[str] = []
     for ref, call in chosen:
         try:
@@ -197,9 +220,14 @@ def prune_payloads(context: dg.OpExecutionContext, config: PruneConfig, ledger: 
     context.add_output_metadata({each.pipeline: f"{each.tasks} tasks, {each.bytes} bytes" for each in found})
 
 
+def _named(chosen: Sequence[tuple[listing.TaskRef, str]]) -> str:
+    shown = ", ".join(f"{ref} {call}" for ref, call in chosen[:5])
+    return shown if len(chosen) <= 5 else f"{shown}, …"  # noqa: PLR2004 - as many as a person reads
+
+
 def _doubtful(database: Database, config: ResolveConfig) -> list[tuple[listing.TaskRef, str]]:
     ref = find_task(database, config.task, pipeline=config.pipeline) if config.task else None
-    highest = Money.parse(config.cost_up_to) if config.cost_up_to else None
+    highest = Money.parse(config.cost_up_to, field="cost_up_to") if config.cost_up_to else None
     # An abandoned call is sent again only where it is named; of an accepted job only its end can be told.
     states = ("accepted",) if config.outcome == "failed" else ("in_doubt",)
     if config.outcome == "resend" and ref is not None and config.call:
@@ -215,7 +243,7 @@ def _doubtful(database: Database, config: ResolveConfig) -> list[tuple[listing.T
                 period=config.period or None,
                 call_key=config.call or None,
                 state=state,
-                limit=BATCH,
+                limit=MOST,
             )
         )
     ]
@@ -235,7 +263,7 @@ def _doubtful(database: Database, config: ResolveConfig) -> list[tuple[listing.T
 def _resolve_one(
     context: dg.OpExecutionContext, database: Database, config: ResolveConfig, ref: listing.TaskRef, call: str
 ) -> None:
-    who, cost = config.who(), Money.parse(config.cost) if config.cost else None
+    who, cost = config.who(), Money.parse(config.cost, field="cost") if config.cost else None
     if config.outcome == "abandoned":
         _log(context, resolutions.abandon(database, ref, call, who=who, dry_run=config.dry_run))
     elif config.outcome == "resend":
@@ -251,11 +279,7 @@ def _resolve_one(
         _log(context, resolutions.resolve(database, ref, call, evidence, who=who, dry_run=config.dry_run))
 
 
-def _decide(context: dg.OpExecutionContext, decision: Callable[[], Decision]) -> None:
-    try:
-        decided = decision()
-    except IdempotentError as error:
-        raise dg.Failure(error.message, allow_retries=False) from error
+def _note(context: dg.OpExecutionContext, decided: Decision) -> None:
     _log(context, decided)
     context.add_output_metadata({"decision": decided.action, "of": decided.subject, "dry_run": decided.dry_run})
 

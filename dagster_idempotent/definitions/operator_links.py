@@ -11,23 +11,26 @@ from dagster_idempotent.definitions import tags
 from dagster_idempotent.definitions.declared import operator_jobs_here
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import HeldFor, TaskStatus
+from dagster_idempotent.engine.task_facts import shown_at_the_gate
 from dagster_idempotent.store import listing
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 from dagster_idempotent.store.rows import Row
 
 PREFIX = "idempotency"
+EXPLAIN = "explain"
 # Where a webserver serves a code location whose repository has the default name.
 DEFAULT_REPOSITORY = "__repository__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One decision that a person may take: the operator job, and what is already known of its config."""
+    """What a person may launch: the operator job, and what is already known of its config."""
 
     label: str
     verb: str
     config: Mapping[str, str]
+    decides: bool = True
 
     @property
     def job(self) -> str:
@@ -36,9 +39,9 @@ class Choice:
 
     @property
     def yaml(self) -> str:
-        """The run config, with actor and reason left to be typed."""
-        config = {**self.config, "actor": "", "reason": ""}
-        lines = "\n".join(f"      {name}: {json.dumps(value)}" for name, value in config.items())
+        """The run config; of a decision, actor and reason are left to be typed."""
+        config = {**self.config, **({"actor": "", "reason": ""} if self.decides else {})}
+        lines = "\n".join(f"      {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in config.items())
         return f"ops:\n  {self.verb}:\n    config:\n{lines}\n"
 
 
@@ -84,7 +87,7 @@ def choices(database: Database, ref: TaskRef) -> Sequence[Choice]:
                 _about_task("end it for good", "discard", ref),
             ]
         case TaskStatus.COMPLETED if task["gate"] == "publish" and not task["gate_open"]:
-            return [_approval(ref, task)]
+            return _approval(ref, task)
         case _:
             abandoned = database.run(
                 lambda c: listing.calls(c, pipeline=ref.pipeline, task_id=ref.task_id, state="abandoned")
@@ -111,6 +114,9 @@ def decisions_for(
         for choice in choices(database, ref)
         if place is not None and choice.job in operator_jobs_here()
     ]
+    see = look(ref)
+    if place is not None and see.job in operator_jobs_here():
+        found["see"] = dg.MetadataValue.url(place.link(see))
     if lines:
         # One row with a window of links: as rows of their own they would be hidden below the fold of the event.
         said = f"Task {ref}. Each link opens an operator job, filled in; type your name and why, and launch it."
@@ -118,6 +124,12 @@ def decisions_for(
     found["explain"] = dg.MetadataValue.text(f"dagster-idempotent explain {ref}")
     found["runs of this task"] = dg.MetadataValue.url(runs_link(ref, webserver))
     return found
+
+
+def look(ref: TaskRef, *, label: str = "see what is known", show: str | None = None) -> Choice:
+    """Return the link to the job that explains a task, and shows its `artifact` or its `output`."""
+    config = _known(ref) if show is None else _known(ref) | {"show": show}
+    return Choice(label=label, verb=EXPLAIN, config=config, decides=False)
 
 
 def runs_link(ref: TaskRef, webserver: str | None) -> str:
@@ -146,7 +158,7 @@ def _about_hold(ref: TaskRef, task: Row, database: Database) -> Sequence[Choice]
                 )
             ]
         case HeldFor.GATE:
-            return [_approval(ref, task), _about_task("end it for good", "discard", ref)]
+            return [*_approval(ref, task), _about_task("end it for good", "discard", ref)]
         case HeldFor.BUDGET:
             return [
                 _about_task("there is room in the budget", "release", ref),
@@ -155,16 +167,22 @@ def _about_hold(ref: TaskRef, task: Row, database: Database) -> Sequence[Choice]
 
 
 def _about_task(label: str, verb: str, ref: TaskRef) -> Choice:
-    return Choice(label=label, verb=verb, config={"pipeline": ref.pipeline, "task": ref.task_id})
+    return Choice(label=label, verb=verb, config=_known(ref))
 
 
-def _approval(ref: TaskRef, task: Row) -> Choice:
-    known = {"pipeline": ref.pipeline, "task": ref.task_id, "shown_sha256": str(task["shown_sha256"])}
-    return Choice(label="approve what the hash stands for", verb="approve", config=known)
+def _known(ref: TaskRef) -> dict[str, str]:
+    return {"pipeline": ref.pipeline, "task": ref.task_id}
+
+
+def _approval(ref: TaskRef, task: Row) -> Sequence[Choice]:
+    known = _known(ref) | {"shown_sha256": str(task["shown_sha256"])}
+    approve = Choice(label="approve what the hash stands for", verb="approve", config=known)
+    kept = shown_at_the_gate(task)
+    return [approve] if kept is None else [look(ref, label="see what the hash stands for", show=kept), approve]
 
 
 def _about_call(label: str, outcome: str, ref: TaskRef, call: str) -> Choice:
-    config = {"pipeline": ref.pipeline, "task": ref.task_id}
+    config = _known(ref)
     if call:
         config["call"] = call
     config["outcome"] = outcome

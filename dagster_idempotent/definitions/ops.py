@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from dagster_idempotent.definitions import metadata, tags
 from dagster_idempotent.definitions.asset_channel import reporting_to
+from dagster_idempotent.definitions.explain_job import artifact_link
 from dagster_idempotent.definitions.keys import AnyPartitions, identity_of, identity_tags, partition_of, time_source
 from dagster_idempotent.definitions.operator_links import decisions_for
 from dagster_idempotent.definitions.resources import AllocatorResource, GuardedProviderResource, LedgerResource
@@ -104,7 +105,8 @@ def collect_op(
                     "collected": "now" if now else "earlier",
                     "sha256": raw.sha256,
                     "bytes": raw.size,
-                    "artifact": f"dagster-idempotent tasks show {pipeline.name}/{task.task_id}",
+                    "artifact": artifact_link(pipeline.name, task.task_id, context.run, ledger.webserver_url),
+                    **({} if raw.uri is None else {"artifact_uri": dg.PathMetadataValue(raw.uri)}),
                 }
             )
             return task.task_id
@@ -175,7 +177,9 @@ def _transform(
     if "raw" in user.given:
         ours["raw"] = stages.get_raw(work.database, work.lease.pipeline, work.lease.task_id)
     candidate = user.call(context, ours, given)
-    context.add_output_metadata({**metadata.of_task(work.task), **metadata.of_calls(work.results)})
+    # What was paid comes first: Dagster's page cuts an event off after a few rows.
+    known = metadata.of_task(work.task)
+    context.add_output_metadata({"task_id": known["task_id"], **metadata.of_calls(work.results), **known})
     return candidate
 
 

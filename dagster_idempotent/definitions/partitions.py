@@ -5,6 +5,7 @@ from datetime import datetime
 
 import dagster as dg
 
+from dagster_idempotent.definitions.keys import AnyPartitions, dimensions_of
 from dagster_idempotent.errors import ConfigurationError
 
 SUBJECT_DIMENSION = "subject"
@@ -33,3 +34,21 @@ def by_subject(
             )
         subjects = dg.StaticPartitionsDefinition(list(subjects))
     return dg.MultiPartitionsDefinition({SUBJECT_DIMENSION: subjects, TIME_DIMENSION: time})
+
+
+def partition_at(partitions_def: AnyPartitions, start: datetime, subject: str) -> str | None:
+    """Return the partition of a subject whose time window starts at an instant; None where there is none."""
+    match partitions_def:
+        case dg.TimeWindowPartitionsDefinition() if not subject:
+            return _key_at(partitions_def, start)
+        case dg.MultiPartitionsDefinition() if subject:
+            found = dimensions_of(partitions_def)
+            time = _key_at(found.time, start)
+            return time and dg.MultiPartitionKey({found.time_name: time, found.subject_name: subject})
+        case _:
+            return None
+
+
+def _key_at(time: dg.TimeWindowPartitionsDefinition, start: datetime) -> str | None:
+    key = time.get_partition_key_for_timestamp(start.timestamp())
+    return key if time.time_window_for_partition_key(key).start == start else None

@@ -48,7 +48,8 @@ class LedgerResource(_Community):
     """The ledger: PostgreSQL, in the schema `dagster_idempotent`.
 
     The URL is taken from `url`, else from DAGSTER_IDEMPOTENT_POSTGRES_URL, else the embedded server of `folder` is
-    started or attached to. Only the embedded server's schema is created and upgraded by itself.
+    started or attached to. Only the embedded server's schema is created and upgraded by itself. A setting that is given
+    and empty is refused: another ledger, an empty one, would let everything be paid again.
     """
 
     # Not declared secret: the Launchpad would then put asterisks in its place, and launch with them.
@@ -58,7 +59,8 @@ class LedgerResource(_Community):
         "variable's name then, and a text as it is.",
     )
     folder: str | None = Field(
-        default=None, description="Folder of the embedded server; default: postgres/ under DAGSTER_HOME."
+        default=None,
+        description="Folder of the embedded server; default: $DAGSTER_HOME/postgres, else your data folder.",
     )
     webserver_url: str | None = Field(
         default=None,
@@ -82,10 +84,13 @@ class LedgerResource(_Community):
         """Return where large bodies go; None where they stay in the table."""
         if self.artifacts_uri is None:
             return None
+        _check_given("artifacts_uri", self.artifacts_uri)
         return LargeArtifacts(base_uri=self.artifacts_uri, threshold=self.artifacts_from_bytes)
 
     def database(self) -> Database:
         """Return the ledger's database, one per process; raises SchemaMismatch naming the command that mends it."""
+        for name, text in (("url", self.url), ("folder", self.folder)):
+            _check_given(name, text)
         return _open(self.url, self.folder, self.max_connections, self.patience_seconds)
 
     def heartbeat(self) -> Heartbeat:
@@ -118,7 +123,7 @@ class LedgerResource(_Community):
 
 
 class AllocatorResource(_Community):
-    """Plans tasks; the allocate op is the only one that asks for it (R10)."""
+    """Plans tasks; the op `allocate` is the only one that asks for it."""
 
     ledger: dg.ResourceDependency[LedgerResource]
 
@@ -222,9 +227,19 @@ def _length(field: str, text: str) -> timedelta:
     return duration(text, field=field)
 
 
+def _check_given(field: str, text: str | None) -> None:
+    """Refuse a text of blanks, such as an environment variable that is set and empty; None is no setting."""
+    if text is not None and not text.strip():
+        raise ConfigurationError(
+            f"The ledger's {field} is given, and it is empty. Nothing else is used in its place. Give it a value (a "
+            "variable of this process's environment may be empty), or leave the setting out.",
+            field=field,
+        )
+
+
 @cache
 def _open(url: str | None, folder: str | None, max_connections: int, patience_seconds: float) -> Database:
-    explicit = embedded.libpq_url(url) if url else embedded.url_from_environment()
+    explicit = embedded.url_from_environment() if url is None else embedded.libpq_url(url)
     path = None if folder is None else Path(folder)
     database = Database(
         explicit or embedded.resolve_url(path),

@@ -3,57 +3,129 @@
 # Dagster's own signatures are partly unknown to a type checker.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self, cast
 
 import dagster as dg
 
-from dagster_idempotent.definitions import tags
 from dagster_idempotent.definitions.asset_channel import reporting_to
 from dagster_idempotent.definitions.asset_checks import evaluations, look_at
-from dagster_idempotent.definitions.declared import Declared, Declaring, declared_by
+from dagster_idempotent.definitions.declared import Declaring, declared_by
+from dagster_idempotent.definitions.launching import Left, launch_of
 from dagster_idempotent.definitions.resources import GuardedProviderResource, LedgerResource
 from dagster_idempotent.engine.relay import deliver_due
-from dagster_idempotent.engine.sweeping import DueTask, due_tasks, reconcile_doubtful, sweep_pipeline
+from dagster_idempotent.engine.sweeping import due_tasks, reconcile_doubtful, sweep_pipeline
 
 LAUNCHES_PER_TICK = 20
+# What a tick looks at: tasks that cannot be launched now do not keep the others from their turn.
+PAGE = 100
+PAGES_PER_TICK = 5
+Takes = Callable[[Mapping[str, Any]], bool]
 DELIVERIES_PER_TICK = 50
 
 
-def task_sensor(definition: Declaring, *, minimum_interval_seconds: int = 60) -> dg.SensorDefinition:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Where the next tick goes on: among the calls in doubt, and among the tasks that are due."""
+
+    doubtful: str = ""
+    due: str = ""
+
+    @classmethod
+    def read(cls, text: str | None) -> Self:
+        """Read a cursor; anything else, which a person may have typed, starts again at the beginning."""
+        try:
+            found: object = json.loads(text or "{}")
+        except ValueError:
+            found = None
+        given: Mapping[str, object] = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+        return cls(doubtful=str(given.get("doubtful") or ""), due=str(given.get("due") or ""))
+
+    def write(self) -> str:
+        """Return the cursor as a text."""
+        return json.dumps(asdict(self))
+
+
+def task_sensor(
+    definition: Declaring,
+    *,
+    name: str | None = None,
+    takes: Takes = lambda _: True,
+    minimum_interval_seconds: int = 60,
+) -> dg.SensorDefinition:
     """Make the sensor that launches the tasks of one job or asset whose automatic attempt is due.
 
     It looks up what is in doubt, decides what is out of attempts and sets resolved holds free first. It spends money,
-    so it starts STOPPED. Its cursor only says where the next look-up goes on: a lost one costs nothing.
+    so it starts STOPPED. Its cursor only says where the next look goes on: a lost one costs nothing. A run that a
+    person terminated is not launched again. `takes` says of the launch data of a task (the job, or the assets, that it
+    was launched as first) whether the task is this sensor's.
     """
     declared = declared_by(definition)
-    name = declared.pipeline.name
+    pipeline = declared.pipeline.name
 
     @dg.sensor(
-        name=f"{name}_task_sensor",
+        name=name or f"{pipeline}_task_sensor",
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=dg.DefaultSensorStatus.STOPPED,
         required_resource_keys={"ledger", *declared.providers},
-        description=f"Launch the tasks of {name} that are due: failed after their backoff, abandoned, set free.",
+        description=f"Launch the tasks of {pipeline} that are due: failed after their backoff, abandoned, set free.",
         **_target(definition),
     )
     def sense(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        database = _ledger(context).database()
+        database, cursor = _ledger(context).database(), Cursor.read(context.cursor)
         providers = [
             each.provider()
             for key in declared.providers
             if isinstance(each := _resource(context, key), GuardedProviderResource)
         ]
-        cursor = reconcile_doubtful(database, name, providers, after=context.cursor or "")
-        swept = sweep_pipeline(database, name, is_finished=lambda owner: _is_finished(context, owner))
-        found = due_tasks(
-            database, name, is_finished=lambda owner: _is_finished(context, owner), limit=LAUNCHES_PER_TICK
-        )
-        requests = [_request(definition, declared, task) for task in found.tasks]
+        doubtful = reconcile_doubtful(database, pipeline, providers, after=cursor.doubtful)
+        swept = sweep_pipeline(database, pipeline, is_finished=lambda owner: _is_finished(context, owner))
+        requests, stuck, due = _launches(context, definition, takes, after=cursor.due)
         quiet = f"Nothing is due. {len(swept.dead)} task(s) died, {len(swept.released)} hold(s) ended."
-        return dg.SensorResult(run_requests=requests, skip_reason=None if requests else quiet, cursor=cursor)
+        if stuck:
+            quiet += f" {stuck} task(s) cannot be launched from here: see this tick's log."
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else quiet,
+            cursor=Cursor(doubtful=doubtful, due=due).write(),
+        )
 
     return sense
+
+
+def _launches(
+    context: dg.SensorEvaluationContext, definition: Declaring, takes: Takes, *, after: str
+) -> tuple[list[dg.RunRequest], int, str]:
+    """Return what to launch, how many tasks only a person can bring on, and where the next tick goes on."""
+    declared, database = declared_by(definition), _ledger(context).database()
+    requests: list[dg.RunRequest] = []
+    stuck = 0
+    for _ in range(PAGES_PER_TICK):
+        batch = due_tasks(
+            database,
+            declared.pipeline.name,
+            is_finished=lambda owner: _is_finished(context, owner),
+            after=after,
+            limit=PAGE,
+        )
+        for task in batch.tasks:
+            if not takes(task.launch or {}):
+                continue
+            found = launch_of(context.instance, definition, declared, task)
+            if isinstance(found, Left):
+                stuck += found.stuck
+                said = context.log.warning if found.stuck else context.log.debug
+                said("Task %s/%s is not launched: %s.", declared.pipeline.name, task.task_id, found.reason)
+                continue
+            requests.append(found)
+            if len(requests) == LAUNCHES_PER_TICK:
+                return requests, stuck, task.task_id
+        after = batch.after
+        if not after:
+            break
+    return requests, stuck, after
 
 
 def outbox_sensor(*definitions: Declaring, minimum_interval_seconds: int = 30) -> dg.SensorDefinition:
@@ -113,19 +185,6 @@ def _target(definition: Declaring) -> dict[str, Any]:
     if isinstance(definition, dg.JobDefinition):
         return {"job": definition}
     return {"asset_selection": dg.AssetSelection.assets(*definition.keys)}
-
-
-def _request(definition: Declaring, declared: Declared, task: DueTask) -> dg.RunRequest:
-    """Launch a task as its first launch did; the token makes each attempt one run, whoever asks for it."""
-    launch: Mapping[str, Any] = task.launch or {}
-    run_tags = {**launch.get("tags", {}), tags.AUTOMATIC: "true", tags.TASK_ID: task.task_id}
-    return dg.RunRequest(
-        run_key=f"{declared.pipeline.name}/{task.task_id}:{task.token}",
-        partition_key=launch.get("partition_key"),
-        run_config={"ops": launch["ops"]} if launch.get("ops") else {},
-        tags=run_tags,
-        asset_selection=None if isinstance(definition, dg.JobDefinition) else list(definition.keys),
-    )
 
 
 def _is_finished(context: dg.SensorEvaluationContext, owner: str) -> bool:

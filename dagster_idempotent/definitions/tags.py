@@ -10,6 +10,8 @@ PERIOD = f"{PREFIX}/period"
 PIPELINE = f"{PREFIX}/pipeline"
 # Launched by the task sensor: such a claim waits for the backoff.
 AUTOMATIC = f"{PREFIX}/automatic"
+# "<pipeline>/<task id>:<fencing token>": which attempt the task sensor launched it for.
+ATTEMPT = f"{PREFIX}/attempt"
 # "<run id>:<value>", while a hold keeps automatic retries from spinning.
 KEPT_MAX_RETRIES = f"{PREFIX}/kept_max_retries"
 

@@ -94,13 +94,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
-    """What collect stored: the first writer's bytes, whoever reads them."""
+    """What collect stored: the first writer's bytes, whoever reads them; `uri` where they lie outside the ledger."""
 
     name: str
     sha256: str
     size: int
     media_type: str
     body: bytes
+    uri: str | None = None
 
     def text(self) -> str:
         """Return the body decoded as UTF-8; raises UnicodeDecodeError."""

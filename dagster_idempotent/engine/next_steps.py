@@ -8,7 +8,7 @@ from dagster_idempotent.domain.task import ENDED, TaskStatus
 from dagster_idempotent.engine import call_steps
 from dagster_idempotent.engine.launch_step import launch_again
 from dagster_idempotent.engine.next_step import PROVIDERS, NextStep, decision, look_again
-from dagster_idempotent.engine.task_facts import Facts, Row, short_time
+from dagster_idempotent.engine.task_facts import Facts, Row, short_time, shown_at_the_gate
 
 __all__ = ["NextStep", "next_steps"]
 
@@ -63,7 +63,7 @@ def _held(facts: Facts, providers: str) -> list[NextStep]:
     if facts.task["held_for"] == "budget":
         return [*_over_budget(facts), discard]
     if facts.waits_for_approval:
-        return [_approve(facts), discard]
+        return [*_approve(facts), discard]
     return [
         *call_steps.abandoned(facts),
         launch_again(facts, providers, when="now: nothing is left to wait for"),
@@ -126,7 +126,7 @@ def _dead(facts: Facts) -> list[NextStep]:
 def _completed(facts: Facts, providers: str) -> list[NextStep]:
     steps = [step for row in facts.messages for step in _message(facts, row, providers)]
     if any(row["state"] == "waiting" for row in facts.messages) and not facts.task["gate_open"]:
-        steps.append(_approve(facts))
+        steps += _approve(facts)
     return steps
 
 
@@ -159,8 +159,12 @@ def _message(facts: Facts, row: Row, providers: str) -> list[NextStep]:
             return []
 
 
-def _approve(facts: Facts) -> NextStep:
-    return decision(
+def _approve(facts: Facts) -> list[NextStep]:
+    approve = decision(
         "a named person has looked at what this hash stands for",
         f"approvals approve {facts.ref} --shown {facts.task['shown_sha256']}",
     )
+    kept = shown_at_the_gate(facts.task)
+    if kept is None:
+        return [approve]
+    return [NextStep(when="what the hash stands for", command=f"dagster-idempotent tasks {kept} {facts.ref}"), approve]

@@ -72,7 +72,14 @@ def _raw(stored: artifacts.Stored, task_id: TaskId) -> Raw:
     if body is None:
         what = f"Raw artifact {stored.name!r} of task {task_id}"
         body = StoredFile(uri=stored.uri or "", sha256=stored.sha256, size=stored.size, what=what).read()
-    return Raw(name=stored.name, sha256=stored.sha256, size=stored.size, media_type=stored.media_type, body=body)
+    return Raw(
+        name=stored.name,
+        sha256=stored.sha256,
+        size=stored.size,
+        media_type=stored.media_type,
+        body=body,
+        uri=stored.uri,
+    )
 
 
 def persist(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from dagster_idempotent.domain.task import OPEN, TaskStatus
 from dagster_idempotent.engine.resolutions import current_row
@@ -16,6 +16,13 @@ Row = Mapping[str, Any]
 MOST_CALLS = 100_000
 # As the ledger calls a paid answer that came beside another one.
 LATE = "late answer"
+
+
+def shown_at_the_gate(task: Row) -> Literal["artifact", "output"] | None:
+    """Name what the hash to approve stands for; None where nothing is collected, and the task itself is approved."""
+    if task["gate"] == "publish":
+        return "output"
+    return None if task["shown_sha256"] == task["run_id"] else "artifact"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

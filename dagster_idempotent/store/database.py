@@ -3,8 +3,9 @@
 import logging
 import math
 import os
+import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
 
-from dagster_idempotent.errors import DatabaseUnavailable
+from dagster_idempotent.errors import ConfigurationError, DatabaseUnavailable
 from dagster_idempotent.store.pool import Pool, PoolBusy
 
 Result = TypeVar("Result")
@@ -31,6 +32,7 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
 LONGEST_CONNECT = 10.0
 
+_PORTS = re.compile(r"[0-9,]*")
 _SETTINGS = """
 SET default_transaction_isolation = 'read committed';
 SET timezone = 'UTC';
@@ -59,10 +61,12 @@ class Connection(psycopg.Connection[DictRow]):
 class Database:
     """One PostgreSQL as one process sees it; connects on first use, safe to share between threads.
 
-    `patience` bounds how long a statement waits for a server that is away. A fork gets connections of its own.
+    `patience` bounds how long a statement waits for a server that is away. A fork gets connections of its own. Raises
+    ConfigurationError for a URL that cannot be read.
     """
 
     def __init__(self, url: str, *, max_connections: int = 4, patience: timedelta = timedelta(seconds=30)) -> None:
+        _check(url)
         self._url = url
         self._max_connections = max_connections
         self._patience = patience.total_seconds()
@@ -154,6 +158,29 @@ class Database:
             f"{str(reason).strip()}. Nothing was decided without it. Check that the server runs and that the URL is "
             "right; a run started again afterwards finds its task and its calls as they were.",
         )
+
+
+def _check(url: str) -> None:
+    """Refuse a URL that reads otherwise than it was meant: what libpq says about it would quote the password."""
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        parts = None
+    # Raised outside of the handler: the error chain is shown and kept by Dagster.
+    if parts is None or _is_misread(parts):
+        raise ConfigurationError(
+            "The database URL cannot be read; it is not shown, since it may hold a password. Expected "
+            "postgresql://user:password@host:5432/database, with these characters of a user or password written as "
+            "%XX: @ is %40, : is %3A, / is %2F, ? is %3F, # is %23, % is %25.",
+            field="url",
+        )
+
+
+def _is_misread(parts: Mapping[str, object]) -> bool:
+    """Whether a part of the password has become a part of the address."""
+    host, port, name = (str(parts.get(key) or "") for key in ("host", "port", "dbname"))
+    # The host may be the folder of a socket, or the name of an abstract one.
+    return "@" in name or (not host.startswith(("/", "@")) and "@" in host) or _PORTS.fullmatch(port) is None
 
 
 def describe(url: str) -> str:

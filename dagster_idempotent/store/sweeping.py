@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from dagster_idempotent.domain.period import TaskId
@@ -35,6 +36,10 @@ class DueTask:
     error: str | None
     owner: Owner | None
     leased: bool
+    subject: str
+    scheduled_at: datetime | None
+    version: str
+    allocation_key: str | None
 
 
 def spent_tasks(connection: Connection, pipeline: str, *, after: str, limit: int) -> Sequence[Candidate]:
@@ -65,6 +70,10 @@ def due_tasks(connection: Connection, pipeline: str, *, after: str, limit: int) 
             error=row["error"],
             owner=row["owner"],
             leased=bool(row["leased"]),
+            subject=row["subject_id"],
+            scheduled_at=row["scheduled_at"],
+            version=row["version"],
+            allocation_key=row["allocation_key"],
         )
         for row in rows
     ]

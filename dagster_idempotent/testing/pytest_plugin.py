@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from dagster_idempotent.store import schema
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 
+_STRATEGIES_SINCE = 15_00_00
 _numbers = itertools.count()
 
 
@@ -51,7 +53,7 @@ def ledger_url(postgres_url: str, ledger_template: str) -> Iterator[str]:
     """Give the URL of a ledger of the test's own."""
     name = f"ledger_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(postgres_url, autocommit=True) as admin:
-        copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+        copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}" + _strategy(admin))
         admin.execute(copy.format(sql.Identifier(name), sql.Identifier(ledger_template)))
         yield with_database(postgres_url, name)
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
@@ -70,3 +72,9 @@ def metered_provider(tmp_path: Path) -> Iterator[MeteredProvider]:
     """Start a metered provider with an empty bill; it ends with the test."""
     with MeteredProvider.start(tmp_path / "metered_provider") as provider:
         yield provider
+
+
+def _strategy(admin: psycopg.Connection) -> LiteralString:
+    """Return how to copy a database: where nothing is flushed to disk, as files, which takes half the time."""
+    row = admin.execute("SELECT current_setting('fsync'), current_setting('server_version_num')::int").fetchone()
+    return " STRATEGY FILE_COPY" if row is not None and row[0] == "off" and row[1] >= _STRATEGIES_SINCE else ""

@@ -1,6 +1,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -123,6 +124,9 @@ def test_a_closed_spend_gate_is_opened_by_what_explain_says(cli: Run, world: Any
     world.gate = "spend"
     task_id = world.allocate()
     assert world.run(task_id) == "TaskHeld"
+    see = cli("explain", task_id, "--json").json()["next"][0]
+    assert (see["decides"], see["command"]) == (False, f"dagster-idempotent tasks artifact weekly_digest/{task_id}")
+    assert cli(*see["command"].split()[1:]).out == "raw"
     assert follow(cli, world, task_id, with_words("approvals approve", "dagster job")) == "completed"
     assert world.metered.charges == 1
 
@@ -154,8 +158,13 @@ def test_a_waiting_publication_is_approved_by_what_explain_says(cli: Run, world:
     assert world.run(task_id, channels={"email": False}) == "completed"
     document = cli("explain", task_id, "--json").json()
     assert document["needs_operator"]
-    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(document["next"][0]["command"])]
-    assert cli(*words[1:]).code == 0
+    see, approve = (
+        [PLACEHOLDERS.get(word, word) for word in shlex.split(step["command"])] for step in document["next"]
+    )
+    shown = cli(*see[1:]).out
+    assert "highlights" in shown
+    assert sha256(shown.encode()).hexdigest() in approve
+    assert cli(*approve[1:]).code == 0
     assert cli("outbox", "list", "--json").json()[0]["state"] == "ready"
 
 

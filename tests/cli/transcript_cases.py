@@ -11,6 +11,7 @@ import pytest
 from dagster_idempotent.domain.money import Budget
 from dagster_idempotent.domain.submission import CallKey
 from dagster_idempotent.domain.task import Owner
+from dagster_idempotent.engine import stages
 from dagster_idempotent.engine.guard import Guard
 from dagster_idempotent.engine.heartbeat import Heartbeat
 from dagster_idempotent.engine.work import claim
@@ -47,6 +48,18 @@ def done(stage: Stage) -> list[str]:
 def done_task(stage: Stage) -> list[str]:
     done(stage)
     return [TASK]
+
+
+def paid_call(stage: Stage) -> list[str]:
+    return [*done_task(stage), "summary"]
+
+
+def collected(stage: Stage) -> list[str]:
+    task_id = stage.world.allocate()
+    work = stage.world.claim(task_id)
+    with work.renewed():
+        stages.collect(work, lambda: {"documents": ["one", "two"]})
+    return [task_id]
 
 
 def in_doubt(stage: Stage) -> list[str]:
@@ -176,6 +189,7 @@ CASES: dict[str, tuple[Callable[[Stage], list[str]], list[str]]] = {
     "budgets release": (over_budget, [*WHO]),
     "budgets set": (a_pipeline, ["5.00 USD", *WHO]),
     "budgets show": (over_budget, ["--all"]),
+    "calls answer": (paid_call, []),
     "calls abandon": (call_in_doubt, [*WHO]),
     "calls acknowledge": (charged_twice, [*WHO]),
     "calls cancel": (accepted_job, [*WHO]),
@@ -207,13 +221,15 @@ CASES: dict[str, tuple[Callable[[Stage], list[str]], list[str]]] = {
     "schema check": (nothing, []),
     "schema sql": (nothing, []),
     "schema upgrade": (nothing, []),
+    "tasks artifact": (collected, []),
     "tasks list": (failed, []),
+    "tasks output": (done_task, []),
     "tasks release": (failed, [*WHO]),
     "tasks show": (done_task, []),
     "verify": (done, []),
 }
-# Arguments that do not only select: what they print is the server's, or too long to keep.
-NO_TEXT = {"doctor", "schema sql", "postgres start", "postgres status"}
+# What they print is the server's or the provider's, or too long to keep.
+NO_TEXT = {"calls answer", "doctor", "tasks output", "schema sql", "postgres start", "postgres status"}
 SELECTS = {
     "approvals list",
     "outbox list",

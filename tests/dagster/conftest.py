@@ -7,13 +7,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from sqlite3 import Connection
 
+import dagster as dg
+import psycopg
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, event
 
 sys.path.insert(0, os.fspath(Path(__file__).parent))
 
 import real_dagster
+from house import House
 
+from dagster_idempotent.store.database import Database
 from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 # What Dagster says about itself, not about us.
@@ -28,6 +36,34 @@ DAGSTERS_OWN = (
     "ignore:Non-compliant tag keys like .'dagster/partition/",
 )
 SECRET = "sk-never-to-be-written-anywhere"  # noqa: S105 - only the metered provider takes it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_storage() -> Iterator[None]:
+    """Let Dagster read its migrations once, not for each file it opens, and not wait for the disk.
+
+    Nothing outlives the session, so nothing has to survive a power cut; a kill loses nothing either way.
+    """
+    read = ScriptDirectory.from_config
+    known: dict[str, ScriptDirectory] = {}
+
+    def read_once(config: Config) -> ScriptDirectory:
+        location = str(config.get_main_option("script_location"))
+        if not location.startswith("dagster:"):
+            return read(config)
+        if location not in known:
+            known[location] = read(config)
+        return known[location]
+
+    def connected(connection: object, _: object) -> None:
+        if isinstance(connection, Connection):
+            connection.execute("PRAGMA synchronous = OFF").close()
+
+    event.listen(Engine, "connect", connected)
+    ScriptDirectory.from_config = read_once
+    yield
+    ScriptDirectory.from_config = read
+    event.remove(Engine, "connect", connected)
 
 
 @pytest.fixture
@@ -81,3 +117,30 @@ def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture
+def house(folder: Path) -> Iterator[House]:
+    """Give a code location with its operator definitions, run in this process."""
+    assert folder.exists()
+    with dg.instance_for_test() as instance:
+        yield House(instance, folder)
+
+
+@pytest.fixture
+def expire(ledger: Database) -> Callable[[], None]:
+    """Let every lease and backoff of the ledger be over, as after a night."""
+
+    def let_time_pass() -> None:
+        with psycopg.connect(ledger.url) as connection:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute(
+                "UPDATE dagster_idempotent.submissions SET settle_delay = '0', "
+                "sender_expires_at = now() - interval '1 day'"
+            )
+            connection.execute(
+                "UPDATE dagster_idempotent.tasks SET next_attempt_at = NULL, "
+                "lease_expires_at = now() - interval '1 day' WHERE owner IS NOT NULL"
+            )
+
+    return let_time_pass

@@ -12,9 +12,9 @@ from real_dagster import CODE
 _numbers = itertools.count()
 
 
-def copied_location(folder: Path) -> Path:
-    """Copy the code location."""
-    return shutil.copy(CODE, folder / f"location_{next(_numbers)}.py")
+def copied_location(folder: Path, *, code: Path = CODE) -> Path:
+    """Copy a code location."""
+    return shutil.copy(code, folder / f"location_{next(_numbers)}.py")
 
 
 def loaded_anew(folder: Path) -> Any:

@@ -1,12 +1,14 @@
 """A code location of a user who puts the ops together, with tenants that come and go."""
 
 import os
+from datetime import timedelta
 
 import dagster as dg
 from pydantic import BaseModel
 
 from dagster_idempotent import (
     AllocatorResource,
+    Backoff,
     FileChannel,
     GuardedChatCompletionsResource,
     LedgerResource,
@@ -20,6 +22,7 @@ from dagster_idempotent import (
     idempotent_job,
     idempotent_schedule,
     iso_week_partitions,
+    operator_definitions,
     persist_op,
     transform_op,
 )
@@ -99,7 +102,8 @@ def summarise(context: dg.OpExecutionContext, raw: Raw, model: GuardedChatComple
 
 
 def paid(name: str) -> Pipeline[Shot]:
-    return Pipeline(name, output=Shot, lease="20s", sender_lease="4s", send_window="3s")
+    backoff = Backoff(base=timedelta(seconds=1), cap=timedelta(seconds=1))
+    return Pipeline(name, output=Shot, lease="20s", sender_lease="4s", send_window="3s", backoff=backoff)
 
 
 dynamic_job = idempotent_job(
@@ -134,3 +138,5 @@ defs = dg.Definitions(
         ),
     },
 )
+if os.environ.get("TEST_OPERATORS"):
+    defs = dg.Definitions.merge(defs, operator_definitions(dynamic_job))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ import dagster as dg
 from dagster._core.events import DagsterEvent
 from dagster._core.instance_for_test import instance_for_test
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.scheduler.instigation import InstigatorTick
 from dagster._core.test_utils import create_test_daemon_workspace_context, freeze_time
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.auto_run_reexecution.auto_run_reexecution import consume_new_runs_for_automatic_reexecution
 from dagster._daemon.backfill import execute_backfill_iteration
+from dagster._daemon.sensor import execute_sensor_iteration
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._scheduler.scheduler import launch_scheduled_runs
 from dagster._serdes import serialize_value
@@ -43,6 +45,10 @@ query($selector: PipelineSelector!, $name: String!) {
 """
 RUN_AS_SHOWN = """
 query($id: ID!) { runOrError(runId: $id) { ... on Run { rootRunId runConfigYaml tags { key value } } } }
+"""
+SET_CURSOR = """
+mutation($selector: SensorSelector!, $cursor: String) {
+  setSensorCursor(sensorSelector: $selector, cursor: $cursor) { __typename } }
 """
 QUIET = logging.getLogger("dagster_idempotent.tests.daemon")
 
@@ -121,6 +127,26 @@ class Dagster:
             for each in [pool.submit(daemon) for _ in range(daemons)]:
                 each.result()
         self.work_off_queue()
+
+    def sense(
+        self, sensor: str, *, location: str = "first", cursor: str | None = None, queue_only: bool = False
+    ) -> InstigatorTick:
+        """Turn a sensor on, let the sensor daemon evaluate it once, and return its tick."""
+        found = self._repository(location).get_sensor(sensor)
+        self.instance.start_sensor(found)
+        if cursor is not None:
+            selector = {"repositoryLocationName": location, "repositoryName": REPOSITORY, "sensorName": sensor}
+            self._graphql(SET_CURSOR, {"selector": selector, "cursor": cursor})
+        origin, selected = found.get_remote_origin_id(), found.selector_id
+        # Its next tick would be too soon.
+        earlier = len(self.instance.get_ticks(origin, selected))
+        with freeze_time(datetime.now(UTC) + timedelta(hours=earlier)):
+            list(execute_sensor_iteration(self.workspace, QUIET, None, None))
+        self.instance.stop_sensor(origin, selected, found)
+        if not queue_only:
+            self.work_off_queue()
+        (tick,) = self.instance.get_ticks(origin, selected, limit=1)
+        return tick
 
     def work_off_queue(self) -> None:
         """Launch what is queued, one run after the other, as the daemon of the queue does."""

@@ -20,9 +20,10 @@ Rows = psycopg.Connection[dict[str, Any]]
 # The lists below are made in one statement each.
 TASKS = """
 INSERT INTO dagster_idempotent.tasks
-    (pipeline, task_id, period_id, sequence, origin, status, held_for, owner, lease_expires_at, error)
+    (pipeline, task_id, period_id, sequence, origin, status, held_for, owner, lease_expires_at, error, launch)
 SELECT 'blind', '2026-W32-' || n, '2026-W32', n, 'unrelated', %(status)s, %(held_for)s,
-    CASE WHEN %(status)s = 'running' THEN 'a run' END, clock_timestamp() - interval '1 hour', 'no answer'
+    CASE WHEN %(status)s = 'running' THEN 'a run' END, clock_timestamp() - interval '1 hour', 'no answer',
+    '{"job": "blind", "partition_key": "2026-08-03"}'
 FROM generate_series(%(first)s::int, %(last)s::int) n
 """
 
@@ -93,6 +94,14 @@ def test_what_a_broken_hook_was_not_told_is_told_by_the_next_tick(tick: Any, sql
     told.broken = False
     tick(sensor)
     assert [len(call) for call in told.calls] == [2]
+
+
+@pytest.mark.parametrize("cursor", ["a person typed this", "5", "{}", "null", '[1, "a"]'])
+def test_a_cursor_that_is_none_tells_everything_again(cursor: str, tick: Any, sql: Rows) -> None:
+    told = Told()
+    add(sql, "dead", 1, 1)
+    tick(alert_sensor(told), tick(alert_sensor(told), cursor).cursor)
+    assert told.calls == [["dead blind/2026-W32-1"]]
 
 
 def test_more_than_a_tick_looks_at_is_told_in_parts_and_never_twice(tick: Any, sql: Rows) -> None:

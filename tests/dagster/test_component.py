@@ -69,6 +69,20 @@ def test_a_scaffolded_component_loads_as_it_is_and_pays_once(
     assert metered_provider.charges == 1
 
 
+def test_a_project_with_nothing_but_a_scaffolded_component_loads(sandbox: DefsFolderSandbox) -> None:
+    scaffold(sandbox)
+    with sandbox.build_all_defs() as defs:
+        dg.Definitions.validate_loadable(defs)
+        assert {"ledger", "allocator", "model"} <= set(defs.resources or {})
+
+
+def test_the_resources_that_a_project_has_are_left_as_they_are(sandbox: DefsFolderSandbox) -> None:
+    there = sandbox.defs_folder_path / "resources.py"
+    there.write_text("# ours\n")
+    scaffold(sandbox)
+    assert there.read_text() == "# ours\n"
+
+
 def test_every_setting_of_the_yaml_reaches_the_job(sandbox: DefsFolderSandbox) -> None:
     made = scaffold(
         sandbox,

@@ -31,9 +31,10 @@ def follow(dagster: Dagster, link: str) -> dg.DagsterRun:
     """Open a link, type the two things that are left, and launch."""
     address = urlsplit(link)
     (config,) = parse_qs(address.query)["config"]
-    assert config.count('""') == 2 + config.count('answer: ""')
-    typed = config.replace('actor: ""', "actor: ada").replace('reason: ""', "reason: ticket 12")
     *_, job, _playground, _setup = address.path.split("/")
+    # Nothing is decided by looking.
+    assert config.count('""') == (0 if job == "idempotency_explain" else 2) + config.count('answer: ""')
+    typed = config.replace('actor: ""', "actor: ada").replace('reason: ""', "reason: ticket 12")
     return dagster.launch(job, config=typed)  # pyright: ignore[reportArgumentType] - the page posts text
 
 
@@ -141,10 +142,14 @@ def test_a_link_leads_to_the_code_location_whatever_it_is_called(place: Place, s
 
 
 @pytest.mark.parametrize(
-    ("held_for", "label"), [("budget", "there is room in the budget"), ("gate", "approve what the hash stands for")]
+    ("held_for", "labels"),
+    [
+        ("budget", ["there is room in the budget"]),
+        ("gate", ["see what the hash stands for", "approve what the hash stands for"]),
+    ],
 )
 def test_a_task_held_for_a_person_offers_what_lets_it_go_on(
-    held_for: str, label: str, dagster: Dagster, sql: Rows, folder: Path
+    held_for: str, labels: list[str], dagster: Dagster, sql: Rows, folder: Path
 ) -> None:
     (folder / "after_payment_blind").touch()
     failed = dagster.launch("blind", partition=WEEK)
@@ -152,8 +157,9 @@ def test_a_task_held_for_a_person_offers_what_lets_it_go_on(
     sql.execute("UPDATE dagster_idempotent.tasks SET status = 'held', held_for = %s", [held_for])
     sql.execute("UPDATE dagster_idempotent.pipelines SET gate = %s", ["spend" if held_for == "gate" else "none"])
     offered = decisions(dagster, dagster.reexecute(failed, "FROM_FAILURE"))
-    assert list(offered) == [label, "end it for good"]
-    decided = follow(dagster, offered[label])
-    assert decided.status is dg.DagsterRunStatus.SUCCESS, dagster.failures(decided)
+    assert list(offered) == [*labels, "end it for good"]
+    for label in labels:
+        decided = follow(dagster, offered[label])
+        assert decided.status is dg.DagsterRunStatus.SUCCESS, dagster.failures(decided)
     (row,) = sql.execute("SELECT DISTINCT actor, reason FROM dagster_idempotent.audit WHERE actor = 'ada'").fetchall()
     assert row["reason"] == "ticket 12"

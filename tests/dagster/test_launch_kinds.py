@@ -204,7 +204,8 @@ def test_two_code_locations_with_one_pipeline_make_one_task(
         dagster.start_schedule("every_monday", MONDAY)
         dagster.start_schedule("every_monday", MONDAY, location="second")
         dagster.evaluate(MONDAY)
-        assert {run.tags["dagster/code_location"] for run in _runs_of(dagster)} == {"first", "second"}
+        origins = [run.remote_job_origin for run in _runs_of(dagster)]
+        assert {origin.location_name for origin in origins if origin is not None} == {"first", "second"}
         _is_one_task(dagster, metered_provider)
         assert metered_provider.charges == 2
 

@@ -1,17 +1,16 @@
 """The operator's side in Dagster: what turns red, what is launched by itself, what a person decides in a job."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import psycopg
-import pytest
-from locations import loaded_anew
+from house import House
 
-from dagster_idempotent import Attention, AttentionKind, operator_definitions
+from dagster_idempotent import Attention, AttentionKind
 from dagster_idempotent.definitions.alerts import alert_sensor
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.domain.task import TaskStatus
@@ -21,70 +20,7 @@ from dagster_idempotent.testing.metered_provider import MeteredProvider
 
 WEEK = "2026-08-03"
 TASK = TaskId("2026-W32-0")
-DECIDER = {"actor": "ada", "reason": "ticket 12"}
 ANSWER = {"id": "chat-1", "choices": [{"message": {"content": json.dumps({"title": "found", "highlights": []})}}]}
-
-
-class House:
-    """A code location with its operator definitions, run in this process."""
-
-    def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
-        # It reads the test's folder from the environment when it is loaded.
-        code_location = loaded_anew(folder)
-        self.instance = instance
-        self.resources: dict[str, Any] = dict(code_location.defs.resources or {})
-        operators = operator_definitions(code_location.blind_job, code_location.weekly_job, code_location.report_asset)
-        ours = dg.Definitions(
-            jobs=[code_location.blind_job, code_location.weekly_job],
-            assets=[code_location.report_asset],
-            executor=dg.in_process_executor,
-            resources=self.resources,
-        )
-        self.definitions = dg.Definitions.merge(ours, operators)
-        self.repository = self.definitions.get_repository_def()
-
-    def run(self, job: str, *, partition: str | None = None, config: dict[str, Any] | None = None, **tags: str) -> bool:
-        job_def = self.repository.get_job(job)
-        result = job_def.execute_in_process(
-            instance=self.instance, partition_key=partition, run_config=config, tags=tags, raise_on_error=False
-        )
-        return result.success
-
-    def decide(self, verb: str, **config: Any) -> bool:
-        ops = {"ops": {verb: {"config": {**DECIDER, **config}}}}
-        return self.run(f"idempotency_{verb}", config=ops)
-
-    def tick(self, sensor: str, cursor: str | None = None) -> Any:
-        with dg.build_sensor_context(
-            instance=self.instance, cursor=cursor, resources=self.resources, repository_def=self.repository
-        ) as context:
-            return self.repository.get_sensor_def(sensor).evaluate_tick(context)
-
-
-@pytest.fixture
-def house(folder: Path) -> Iterator[House]:
-    assert folder.exists()
-    with dg.instance_for_test() as instance:
-        yield House(instance, folder)
-
-
-@pytest.fixture
-def expire(ledger: Database) -> Callable[[], None]:
-    """Let every lease and backoff of the ledger be over, as after a night."""
-
-    def let_time_pass() -> None:
-        with psycopg.connect(ledger.url) as connection:
-            connection.execute("SET session_replication_role = replica")
-            connection.execute(
-                "UPDATE dagster_idempotent.submissions SET settle_delay = '0', "
-                "sender_expires_at = now() - interval '1 day'"
-            )
-            connection.execute(
-                "UPDATE dagster_idempotent.tasks SET next_attempt_at = NULL, "
-                "lease_expires_at = now() - interval '1 day' WHERE owner IS NOT NULL"
-            )
-
-    return let_time_pass
 
 
 def _checks(tick: Any) -> dict[str, bool]:

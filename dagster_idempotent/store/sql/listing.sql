@@ -82,6 +82,7 @@ SELECT name, sha256, size, media_type, uri, pruned_at, created_at FROM dagster_i
 WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s ORDER BY name
 
 -- name: list_calls
+-- In doubt is also what a sender that is gone left intended: its next reader marks it so.
 SELECT s.pipeline, s.task_id, t.period_id, s.call_key, s.submission, s.state, s.provider, s.lookup, s.sends, s.owner,
     s.idempotency_key, s.key_no, s.remote_ref, s.cost, s.currency, s.cost_basis, s.late, s.settled_by, s.error,
     s.intended_at, s.settled_at, s.pruned_at, s.sender_expires_at, s.sender_expires_at + s.settle_delay AS settles_at,
@@ -101,7 +102,8 @@ LEFT JOIN dagster_idempotent.resends r ON (r.pipeline, r.task_id, r.call_key, r.
 WHERE (%(pipeline)s::text IS NULL OR s.pipeline = %(pipeline)s)
   AND (%(task_id)s::text IS NULL OR s.task_id = %(task_id)s)
   AND (%(period)s::text IS NULL OR t.period_id = %(period)s)
-  AND (%(state)s::text IS NULL OR s.state = %(state)s)
+  AND (%(state)s::text IS NULL OR s.state = %(state)s
+    OR %(state)s = 'in_doubt' AND s.state = 'intended' AND s.sender_expires_at <= clock_timestamp())
   AND (%(call_key)s::text IS NULL OR s.call_key = %(call_key)s)
   AND (%(min_cost)s::numeric IS NULL OR s.cost >= %(min_cost)s)
   AND (NOT %(unsettled)s OR s.state IN ('intended', 'in_doubt', 'accepted'))

@@ -29,6 +29,7 @@ ORDER BY s.task_id LIMIT %(limit)s
 -- Tasks that an automatic attempt may be started for. A killed run wrote no time for the next attempt: the wait counts
 -- from the end of its lease. A task that was never claimed gets a lease's length for its own run to do so.
 SELECT t.task_id, t.status, t.owner, t.fencing_token, t.attempts, t.launch, t.error,
+    t.subject_id, t.scheduled_at, t.version, t.allocation_key,
     t.status = 'failed' AND t.lease_expires_at > statement_timestamp() AS leased
 FROM dagster_idempotent.tasks t JOIN dagster_idempotent.pipelines p ON p.pipeline = t.pipeline
 WHERE t.pipeline = %(pipeline)s AND t.status IN ('pending', 'running', 'failed') AND p.frozen_reason IS NULL

@@ -1,17 +1,16 @@
 """The handle of a metered provider in a process of its own."""
 
 import json
-import os
 import select
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Self, cast
+from typing import IO, Self, cast
 
 from dagster_idempotent.testing.metered_provider.control import MeteredProviderError, ProviderControl
+from dagster_idempotent.testing.metered_provider.nursery import Child, nursery
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -25,7 +24,7 @@ class MeteredProvider(ProviderControl):
         self.folder = folder
         self._options = dict(options)
         self._port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     @classmethod
     def start(
@@ -72,9 +71,7 @@ class MeteredProvider(ProviderControl):
         self.stop()
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "provider.log").open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603 - this interpreter and our own module
-                self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-            )
+            process = self._started(log)
         self._process = process
         address = self._await_address(process)
         self._port = cast("int", address["port"])
@@ -83,18 +80,18 @@ class MeteredProvider(ProviderControl):
     def kill(self) -> None:
         """End it by SIGKILL; returns when it is gone."""
         if self._process is not None:
-            self._process.kill()
-            self._reap(self._process)
+            self._process.send_signal(signal.SIGKILL)
+            self._let_go(self._process)
 
     def stop(self) -> None:
         """End it by SIGTERM, also while it holds requests; returns when it is gone."""
         if self._process is not None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-            self._reap(self._process)
+            except TimeoutError:
+                self._process.send_signal(signal.SIGKILL)
+            self._let_go(self._process)
 
     def configure(self, *, deduplicate: bool | None = None, lookup: bool | None = None) -> None:
         """Change which promises the provider keeps, after a restart too; None leaves a setting as it is."""
@@ -104,25 +101,30 @@ class MeteredProvider(ProviderControl):
         if lookup is not None:
             self._options["no-lookup"] = not lookup
 
-    def _command(self) -> list[str]:
-        module = "dagster_idempotent.testing.metered_provider"
-        # The pipe to its stdin closes with this process, however that ends: nobody is left behind.
-        command = [sys.executable, "-m", module, "--until-stdin-closes"]
-        command += ["--folder", str(self.folder), "--port", str(self._port)]
+    def _started(self, log: IO[bytes]) -> Child:
+        try:
+            return nursery().start(self._arguments(), log)
+        except ConnectionError as error:
+            raise MeteredProviderError(
+                "found that the process that forks metered providers had ended, expected it to run; start it again"
+            ) from error
+
+    def _arguments(self) -> list[str]:
+        # Its stdin closes with this process, however that ends: nobody is left behind.
+        arguments = ["--until-stdin-closes", "--folder", str(self.folder), "--port", str(self._port)]
         for name, value in self._options.items():
             if isinstance(value, str):
-                command += [f"--{name}", value]
+                arguments += [f"--{name}", value]
             elif value:
-                command.append(f"--{name}")
-        return command
+                arguments.append(f"--{name}")
+        return arguments
 
-    def _await_address(self, process: subprocess.Popen[bytes]) -> Mapping[str, object]:
-        output = process.stdout
+    def _await_address(self, process: Child) -> Mapping[str, object]:
         line = b""
         deadline = time.monotonic() + _START_SECONDS
-        while output is not None and not line.endswith(b"\n"):
-            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
-            read = os.read(output.fileno(), 4096) if ready else b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([process.talk], [], [], max(0.0, deadline - time.monotonic()))
+            read = process.talk.recv(4096) if ready else b""
             if not read:
                 self.kill()
                 log = (self.folder / "provider.log").read_text(errors="replace")
@@ -133,9 +135,7 @@ class MeteredProvider(ProviderControl):
             line += read
         return cast("Mapping[str, object]", json.loads(line))
 
-    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+    def _let_go(self, process: Child) -> None:
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        process.close()
         self._process = None

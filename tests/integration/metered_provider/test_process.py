@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dagster_idempotent.testing.metered_provider import MeteredProvider, MeteredProviderError, ProviderControl
+from dagster_idempotent.testing.metered_provider.nursery import nursery
 from tests.integration.metered_provider.conftest import ask
 
 MODULE = "dagster_idempotent.testing.metered_provider"
@@ -77,6 +79,44 @@ class TestProcess:
             ended, _, _ = select.select([descriptor], [], [], 10)
         finally:
             os.close(descriptor)
+        assert ended
+
+    def test_providers_of_one_process_end_one_by_one(self, tmp_path: Path) -> None:
+        with MeteredProvider.start(tmp_path / "a") as first, MeteredProvider.start(tmp_path / "b") as second:
+            assert ask(first).status == ask(second).status == 200
+            first.kill()
+            assert first.pid is None
+            with pytest.raises(MeteredProviderError, match="expected it to run"):
+                first.bill()
+            assert second.charges == 1
+            first.restart()
+            assert first.charges == 1
+
+    def test_a_provider_that_was_killed_by_somebody_else_is_started_again(self, provider: MeteredProvider) -> None:
+        assert provider.pid is not None
+        os.kill(provider.pid, signal.SIGKILL)
+        provider.restart()
+
+        assert ask(provider).status == 200
+
+    def test_a_folder_is_found_from_where_the_test_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with MeteredProvider.start("here") as provider:
+            assert ask(provider).status == 200
+
+        assert (tmp_path / "here" / "bill.sqlite3").exists()
+
+    def test_after_the_process_that_forks_them_was_killed_the_next_start_has_another(self, tmp_path: Path) -> None:
+        forking = nursery()
+        with MeteredProvider.start(tmp_path / "a") as orphan:
+            os.kill(forking.pid, signal.SIGKILL)
+            forking.wait()
+            with MeteredProvider.start(tmp_path / "b") as provider:
+                assert ask(provider).status == 200
+            descriptor = os.pidfd_open(orphan.pid or 0)
+        ended, _, _ = select.select([descriptor], [], [], 10)
+        os.close(descriptor)
+
         assert ended
 
     def test_its_help_teaches_the_first_request_and_the_faults(self) -> None:
