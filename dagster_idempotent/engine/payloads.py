@@ -87,9 +87,9 @@ def answer(database: Database, ref: TaskRef, call_key: str, submission: int | No
         raise unknown_call(database, ref, call_key)
     row = _answered(state.submissions, submission)
     if row is None:
-        found = ", ".join(f"submission {each.submission} is {each.state}" for each in state.submissions)
+        others = ", ".join(f"submission {each.submission} is {each.state}" for each in state.submissions)
         asked = "" if submission is None else f" to submission {submission}"
-        raise IdempotentError(f"Call {call_key!r} of task {ref} has no stored answer{asked}: {found}.")
+        raise IdempotentError(f"Call {call_key!r} of task {ref} has no stored answer{asked}: {others}.")
     stored = stored_answer(call, row)
     if stored is None:
         raise PayloadPruned(
@@ -101,7 +101,7 @@ def answer(database: Database, ref: TaskRef, call_key: str, submission: int | No
     return Payload(
         name=f"{call_key}, submission {row.submission}",
         media_type=_media_type(row.response or {}),
-        sha256=row.response_sha256 or "",
+        sha256=stored.sha256,
         size=len(stored.body) if row.response_size is None else row.response_size,
         source=stored,
         uri=row.response_uri,
