@@ -1,6 +1,6 @@
 """Dagster as it runs in production: scheduler, backfill and retry daemons, GraphQL.
 
-The only place of this repository that imports private modules of Dagster.
+Beside quick_storage.py the only place of this repository that imports private modules of Dagster.
 """
 
 import logging
