@@ -11,17 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import cast
 
-import psycopg
 import pytest
 
 from dagster_idempotent import embedded
 from dagster_idempotent.embedded import account as accounts, binaries, locks, place as places
 from dagster_idempotent.errors import EmbeddedPostgresError
+from tests.integration.embedded.conftest import IMPORTS, is_alive, remember, remembered
 
-PACKAGE = Path(cast("str", embedded.__file__)).parents[1]
-IMPORTS = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 START = """
 import sys
 from pathlib import Path
@@ -70,14 +67,6 @@ def poll(condition: Callable[[], bool], seconds: float = 60) -> None:
         pause.wait(0.0005)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def begin(folder: Path) -> subprocess.Popen[bytes]:
     variables = {**os.environ, "PYTHONPATH": IMPORTS}
     return subprocess.Popen([sys.executable, "-c", START, str(folder)], env=variables, start_new_session=True)
@@ -121,18 +110,6 @@ def strike(folder: Path, starter: subprocess.Popen[bytes], victim: Victim) -> No
     if victim is Victim.ALL:
         for data in places.find(folder).location.glob("data-*"):
             kill(first_number(data / "postmaster.pid"))
-
-
-def remember(url: str) -> None:
-    with psycopg.connect(url) as connection:
-        connection.execute("CREATE TABLE remembered AS SELECT 1 AS n")
-
-
-def remembered(url: str) -> int:
-    with psycopg.connect(url) as connection:
-        row = connection.execute("SELECT count(*) FROM remembered").fetchone()
-    assert row is not None
-    return cast("int", row[0])
 
 
 def kills() -> list[object]:

@@ -5,7 +5,6 @@ The oracle is the provider's own bill and its own list of jobs.
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,14 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import psycopg
 import pytest
-from psycopg import sql as psql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import dict_row
 
 from dagster_idempotent.testing.fault_proxy import Direction, FaultProxy, When
 from dagster_idempotent.testing.metered_provider import MeteredProvider
+from tests.crash.conftest import finish, ledger_and_provider, server_of
 
 if TYPE_CHECKING:
     from tests.conftest import Crew, WorkerHandle
@@ -68,10 +64,7 @@ class Studio:
         )
 
     def before_database(self) -> FaultProxy:
-        parts = conninfo_to_dict(self.url)
-        host, port = str(parts["host"]), int(parts.get("port") or 5432)
-        upstream = Path(host) / f".s.PGSQL.{port}" if host.startswith("/") else (host, port)
-        return self._started(FaultProxy(upstream, protocol="postgres"))
+        return self._started(FaultProxy(server_of(self.url), protocol="postgres"))
 
     def before_provider(self) -> FaultProxy:
         return self._started(FaultProxy(urlsplit(self.provider.base_url).netloc))
@@ -83,18 +76,7 @@ class Studio:
 
     def finish(self, subject: str, **job_api: object) -> str:
         """Start Dagster runs, one after the other, until one has done the task; return its id."""
-        worker = self.worker(**job_api)
-        pause = threading.Event()
-        for attempt in range(ATTEMPTS):
-            worker.tell("whole_task", subject=subject, owner=f"{subject}-again-{attempt}", finished=["*"])
-            answer = worker.answer()
-            if "value" in answer and answer["value"]["messages"] == ["delivered"]:
-                worker.close()
-                return answer["value"]["task_id"]
-            if "error" in answer:
-                assert answer["error"] in WAITS, answer
-            pause.wait(min(0.2, float(answer.get("facts", {}).get("retry_after") or 0.05)))
-        pytest.fail(f"{subject} was not finished by {ATTEMPTS} runs")
+        return finish(self.worker(**job_api), subject, attempts=ATTEMPTS, waits=WAITS)
 
     def check(self, task_id: str, jobs_before: int) -> None:
         """One job, one charge, one result, in the file that its row describes."""
@@ -117,17 +99,9 @@ class Studio:
 def shared(
     postgres_url: str, ledger_template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
-    name, folder = f"crash_jobs_{os.getpid()}", tmp_path_factory.mktemp("studio")
-    url = make_conninfo("", **(conninfo_to_dict(postgres_url) | {"dbname": name}))
-    with psycopg.connect(postgres_url, autocommit=True) as admin:
-        copy = psql.SQL("CREATE DATABASE {} TEMPLATE {}")
-        admin.execute(copy.format(psql.Identifier(name), psql.Identifier(ledger_template)))
-        with (
-            MeteredProvider.start(folder / "provider") as provider,
-            psycopg.connect(url, autocommit=True, row_factory=dict_row) as sql,
-        ):
-            yield {"provider": provider, "url": url, "sql": sql, "folder": folder}
-        admin.execute(psql.SQL("DROP DATABASE {} WITH (FORCE)").format(psql.Identifier(name)))
+    folder = tmp_path_factory.mktemp("studio")
+    with ledger_and_provider(postgres_url, ledger_template, "crash_jobs", folder) as given:
+        yield given | {"folder": folder}
 
 
 @pytest.fixture

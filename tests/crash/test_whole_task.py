@@ -6,7 +6,6 @@ worker and the provider; then new Dagster runs go on until the task is done.
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +15,10 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from psycopg import sql as psql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import dict_row
 
 from dagster_idempotent.testing.fault_proxy import Direction, FaultProxy, When
 from dagster_idempotent.testing.metered_provider import MeteredProvider
+from tests.crash.conftest import finish, ledger_and_provider, server_of
 
 if TYPE_CHECKING:
     from tests.conftest import Crew, WorkerHandle
@@ -64,18 +61,8 @@ class World:
 
     def finish(self, subject: str, **provider: object) -> str:
         """Start Dagster runs, one after the other, until one has done the task; return its id."""
-        worker = self.worker(**provider)
-        pause = threading.Event()
-        for attempt in range(ATTEMPTS):
-            worker.tell("whole_task", subject=subject, owner=f"{subject}-again-{attempt}", finished=["*"])
-            answer = worker.answer()
-            if "value" in answer and answer["value"]["messages"] == ["delivered"]:
-                worker.close()
-                return answer["value"]["task_id"]
-            if "error" in answer:
-                assert answer["error"] in {"LeaseBusy", "CallInDoubt", "CallInProgress", "CallNotSent"}, answer
-            pause.wait(min(0.2, float(answer.get("facts", {}).get("retry_after") or 0.05)))
-        pytest.fail(f"{subject} was not finished by {ATTEMPTS} runs")
+        waits = {"LeaseBusy", "CallInDoubt", "CallInProgress", "CallNotSent"}
+        return finish(self.worker(**provider), subject, attempts=ATTEMPTS, waits=waits)
 
     def check(self, task_id: str, charged_before: int) -> None:
         """One charge, one accepted output, one delivered file; counters and records agree."""
@@ -109,27 +96,15 @@ def world(crew: "Crew", shared: dict[str, Any]) -> World:
 def shared(
     postgres_url: str, ledger_template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
-    """One ledger and one provider for all tests of this module: hundreds of them would cost more than the tests."""
-    name = f"crash_{os.getpid()}"
     folder = tmp_path_factory.mktemp("world")
-    url = make_conninfo("", **(conninfo_to_dict(postgres_url) | {"dbname": name}))
-    with psycopg.connect(postgres_url, autocommit=True) as admin:
-        copy = psql.SQL("CREATE DATABASE {} TEMPLATE {}")
-        admin.execute(copy.format(psql.Identifier(name), psql.Identifier(ledger_template)))
-        with (
-            MeteredProvider.start(folder / "provider") as provider,
-            psycopg.connect(url, autocommit=True, row_factory=dict_row) as sql,
-        ):
-            yield {"provider": provider, "url": url, "sql": sql, "folder": folder / "delivered"}
-        admin.execute(psql.SQL("DROP DATABASE {} WITH (FORCE)").format(psql.Identifier(name)))
+    with ledger_and_provider(postgres_url, ledger_template, "crash", folder) as given:
+        yield given | {"folder": folder / "delivered"}
 
 
 @pytest.fixture
 def database_proxy(world: World) -> Iterator[Callable[[], FaultProxy]]:
     """Give a way to start proxies in front of PostgreSQL; each counts from 1."""
-    parts = conninfo_to_dict(world.url)
-    host, port = str(parts["host"]), int(parts.get("port") or 5432)
-    upstream = Path(host) / f".s.PGSQL.{port}" if host.startswith("/") else (host, port)
+    upstream = server_of(world.url)
     started: list[FaultProxy] = []
 
     def start() -> FaultProxy:

@@ -7,19 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from sqlite3 import Connection
 
 import dagster as dg
 import psycopg
 import pytest
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, event
 
 sys.path.insert(0, os.fspath(Path(__file__).parent))
 
 import real_dagster
 from house import House
+from quick_storage import quick_storage
 
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.testing.metered_provider import MeteredProvider
@@ -39,31 +36,9 @@ SECRET = "sk-never-to-be-written-anywhere"  # noqa: S105 - only the metered prov
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_storage() -> Iterator[None]:
-    """Let Dagster read its migrations once, not for each file it opens, and not wait for the disk.
-
-    Nothing outlives the session, so nothing has to survive a power cut; a kill loses nothing either way.
-    """
-    read = ScriptDirectory.from_config
-    known: dict[str, ScriptDirectory] = {}
-
-    def read_once(config: Config) -> ScriptDirectory:
-        location = str(config.get_main_option("script_location"))
-        if not location.startswith("dagster:"):
-            return read(config)
-        if location not in known:
-            known[location] = read(config)
-        return known[location]
-
-    def connected(connection: object, _: object) -> None:
-        if isinstance(connection, Connection):
-            connection.execute("PRAGMA synchronous = OFF").close()
-
-    event.listen(Engine, "connect", connected)
-    ScriptDirectory.from_config = read_once
-    yield
-    ScriptDirectory.from_config = read
-    event.remove(Engine, "connect", connected)
+def _quick() -> Iterator[None]:
+    with quick_storage():
+        yield
 
 
 @pytest.fixture

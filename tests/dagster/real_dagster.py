@@ -1,6 +1,7 @@
 """Dagster as it runs in production: scheduler, backfill and retry daemons, GraphQL.
 
-The only place of this repository that imports private modules of Dagster, but for the sensor daemon beside it.
+With quick_storage.py and the sensor daemon beside it the only place of this repository that imports private modules of
+Dagster.
 """
 
 import logging

@@ -120,6 +120,21 @@ def test_more_than_a_tick_looks_at_is_told_in_parts_and_never_twice(tick: Any, s
     assert len(names) == len(set(names)) == SEEN + 10
 
 
+def test_what_newer_things_pushed_out_of_sight_is_not_told_again_when_it_comes_back_into_sight(
+    tick: Any, sql: Rows
+) -> None:
+    told = Told()
+    sensor = alert_sensor(told)
+    add(sql, "dead", 1, SEEN)
+    cursor = tick(sensor).cursor
+    add(sql, "dead", SEEN + 1, SEEN + 10)
+    cursor = tick(sensor, cursor).cursor
+    assert [len(call) for call in told.calls] == [SEEN, 10]
+    sql.execute("UPDATE dagster_idempotent.tasks SET status = 'pending' WHERE sequence > %s", [SEEN])
+    tick(sensor, cursor)
+    assert [len(call) for call in told.calls] == [SEEN, 10]
+
+
 def test_a_code_location_has_an_alert_sensor_where_it_gives_an_alert(code: Any) -> None:
     def names(definitions: dg.Definitions) -> set[str]:
         return {sensor.name for sensor in definitions.sensors or ()}
