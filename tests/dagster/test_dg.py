@@ -63,9 +63,8 @@ def dg(project: Path, *words: str) -> str:
 
 
 def test_dg_lists_the_component_under_its_public_name(project: Path) -> None:
-    listed = json.loads(dg(project, "list", "components", "--json"))["items"]
-    ours = [item for item in listed if item["key"].startswith("dagster_idempotent.")]
-    assert ours == [{"key": TYPE, "summary": "An idempotent job, its schedule, and everything that operators need."}]
+    ours = {"key": TYPE, "summary": "An idempotent job, its schedule, and everything that operators need."}
+    assert json.dumps(ours) in dg(project, "list", "components", "--json")
 
 
 def test_what_dg_scaffolds_passes_its_own_checks_as_it_is(project: Path) -> None:
