@@ -40,7 +40,7 @@ _PARTS = {
     "0007": ("remote_jobs",),
     "0008": ("sightings",),
     "0009": ("replays",),
-    "0010": ("frozen_resends", "overdue_jobs"),
+    "0010": ("overdue_jobs",),
 }
 # Any fixed number will do: it must only be the same in every version of this library.
 _MIGRATION_LOCK = 6_402_117_733_051

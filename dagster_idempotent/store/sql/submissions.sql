@@ -80,7 +80,7 @@ WHERE pipeline = %(pipeline)s AND task_id = %(task_id)s AND call_key = %(call_ke
 RETURNING submission
 
 -- name: claim_resend
-SELECT verdict FROM dagster_idempotent.claim_resend_v2(
+SELECT verdict FROM dagster_idempotent.claim_resend_v1(
     %(pipeline)s, %(task_id)s, %(call_key)s, %(submission)s, %(fingerprint)s, %(seen_sends)s, %(sender)s, %(owner)s,
     %(token)s)
 

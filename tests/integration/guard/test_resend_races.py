@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Until = Callable[..., object]
 WHO = Who(actor="ada", reason="failover")
-WAITING = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%claim_resend_v2%%'"
+WAITING = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%claim_resend_v1%%'"
 TAKE_OVER = "SELECT verdict FROM dagster_idempotent.claim_v1('weekly_digest', %s, 'another run', %s, %s, false)"
 CLOSE_GATE = "UPDATE dagster_idempotent.pipelines SET gate = 'spend'"
 FREEZE = "UPDATE dagster_idempotent.pipelines SET frozen_reason = 'failover'"

@@ -230,8 +230,22 @@ BEGIN
     RETURN QUERY SELECT 'held', t;
 END $$;
 
+-- Whether a held task has nothing left to wait for.
+CREATE FUNCTION dagster_idempotent.resolved_v1(t dagster_idempotent.tasks)
+RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT t.status = 'held' AND t.held_for <> 'budget'
+        AND (t.held_for = 'gate' AND NOT t.final AND t.attempts < (
+                SELECT p.max_attempts FROM dagster_idempotent.pipelines p WHERE p.pipeline = t.pipeline)
+                AND dagster_idempotent.sending_until_v1(t.pipeline, t.task_id) IS NULL
+             OR NOT EXISTS (SELECT FROM dagster_idempotent.submissions s
+                WHERE s.pipeline = t.pipeline AND s.task_id = t.task_id AND s.state IN ('intended', 'in_doubt')))
+        AND dagster_idempotent.gate_open_v1(t.pipeline, t.task_id, 'spend')
+$$;
+
 -- held -> pending, where nothing is left to wait for. Looked at by level, never by edge: a call settled just before
--- its task was held would otherwise hold it for ever. Budget holds are an operator's to release.
+-- its task was held would otherwise hold it for ever. Budget holds are an operator's to release. A hold that waited for
+-- the gate, or for the end of a freeze, ends with that: what is in doubt is then asked about, or sent again under its
+-- key, by the next run, which holds the task for the doubt where neither settles it. At its cap it waits for a person.
 CREATE FUNCTION dagster_idempotent.release_held_v1(p_pipeline text, p_task_id text)
 RETURNS TABLE (verdict text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -239,10 +253,7 @@ DECLARE
 BEGIN
     SELECT * INTO t FROM dagster_idempotent.tasks x
         WHERE x.pipeline = p_pipeline AND x.task_id = p_task_id FOR NO KEY UPDATE;
-    IF NOT FOUND OR t.status <> 'held' OR t.held_for = 'budget'
-       OR EXISTS (SELECT FROM dagster_idempotent.submissions s WHERE s.pipeline = p_pipeline AND s.task_id = p_task_id
-                  AND s.state IN ('intended', 'in_doubt'))
-       OR NOT dagster_idempotent.gate_open_v1(p_pipeline, p_task_id, 'spend') THEN
+    IF NOT FOUND OR NOT dagster_idempotent.resolved_v1(t) THEN
         RETURN QUERY SELECT 'untouched';
         RETURN;
     END IF;
