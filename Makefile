@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[dev]"
 	@touch $@
 
-demo: $(VENV)/.installed  ## run this week's tick, kill a worker mid-call, retry, backfill, count the charges; about a minute, longer on a busy machine
+demo: $(VENV)/.installed  ## run this week's tick, kill a worker mid-call, retry, backfill, count the charges; a minute or two
 	@$(BIN)/python -m example_repo.demo --tasks $(TASKS) --kills $(KILLS)
 
 dev: $(VENV)/.installed  ## open the Dagster UI on the example (choose with PORT=number)

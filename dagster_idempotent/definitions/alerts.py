@@ -16,7 +16,7 @@ from dagster_idempotent.definitions.operator_links import runs_link
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.engine.task_facts import short_time
-from dagster_idempotent.store import listing
+from dagster_idempotent.store import listing, sightings
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
 
@@ -31,6 +31,8 @@ class AttentionKind(StrEnum):
     HELD = "held"
     DEAD = "dead"
     OVERDUE = "overdue"
+    MESSAGE = "message"
+    CHARGED_TWICE = "charged_twice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,40 +45,43 @@ class Attention:
     call_key: str
     text: str
     link: str
+    channel: str = ""
 
     @property
     def name(self) -> str:
         """Names the thing for as long as it waits."""
         of = f"{self.pipeline}/{self.task_id}"
-        return f"{self.kind} {of} {self.call_key}".rstrip()
+        return f"{self.kind} {of} {self.call_key or self.channel}".rstrip()
 
 
 Alert = Callable[[Sequence[Attention]], None]
 
 
 def attentions(database: Database, webserver: str | None) -> Sequence[Attention]:
-    """List what waits for a person: calls in doubt, tasks held for something else, dead letters, late jobs."""
+    """List what waits for a person: what is in doubt, held, dead, late, undelivered, or was charged twice."""
     doubtful = database.run(lambda c: listing.calls(c, state="in_doubt", limit=SEEN))
     held = database.run(lambda c: listing.tasks(c, status="held", limit=SEEN))
     dead = database.run(lambda c: listing.tasks(c, status="dead", limit=SEEN))
     overdue = database.run(lambda c: listing.overdue_jobs(c, limit=SEEN))
-
-    return [
+    twice = database.run(lambda c: sightings.charged_twice(c, limit=SEEN))
+    stuck = [
+        row
+        for state in ("in_doubt", "dead")
+        for row in database.run(lambda c, state=state: listing.messages(c, state=state, limit=SEEN))
+    ]
+    found = [
+        *((AttentionKind.IN_DOUBT, row, f"call {row['call_key']!r} is in doubt") for row in doubtful),
         *(
-            _about(AttentionKind.IN_DOUBT, row, webserver, f"call {row['call_key']!r} is in doubt", row["call_key"])
-            for row in doubtful
-        ),
-        *(
-            _about(AttentionKind.HELD, row, webserver, f"it is held for its {row['held_for']}")
+            (AttentionKind.HELD, row, f"it is held for its {row['held_for']}")
             for row in held
             if row["held_for"] != "in_doubt"
         ),
-        *(
-            _about(AttentionKind.DEAD, row, webserver, f"it is a dead letter ({row['error'] or 'no error kept'})")
-            for row in dead
-        ),
-        *(_about(AttentionKind.OVERDUE, row, webserver, _late(row), row["call_key"]) for row in overdue),
+        *((AttentionKind.DEAD, row, f"it is a dead letter ({row['error'] or 'no error kept'})") for row in dead),
+        *((AttentionKind.OVERDUE, row, _late(row)) for row in overdue),
+        *((AttentionKind.MESSAGE, row, _undelivered(row)) for row in stuck),
+        *((AttentionKind.CHARGED_TWICE, row, f"call {row['call_key']!r}: {row['found']}") for row in twice),
     ]
+    return [_about(kind, row, said, webserver) for kind, row, said in found]
 
 
 def _late(row: listing.Row) -> str:
@@ -84,15 +89,21 @@ def _late(row: listing.Row) -> str:
     return f"{row['provider']} accepted call {row['call_key']!r} as {row['remote_ref']}, and its result was due by {by}"
 
 
-def _about(kind: AttentionKind, row: listing.Row, webserver: str | None, said: str, call: str = "") -> Attention:
+def _undelivered(row: listing.Row) -> str:
+    state = "in doubt" if row["state"] == "in_doubt" else "not delivered, and its attempts are spent"
+    return f"the message for {row['channel']} is {state} ({row['error'] or 'no error kept'})"
+
+
+def _about(kind: AttentionKind, row: listing.Row, said: str, webserver: str | None) -> Attention:
     ref = TaskRef(pipeline=row["pipeline"], task_id=TaskId(row["task_id"]))
     return Attention(
         kind=kind,
         pipeline=ref.pipeline,
         task_id=ref.task_id,
-        call_key=call,
+        call_key=row.get("call_key", ""),
         text=f"Task {ref}: {said}. `dagster-idempotent explain {ref}` says what is safe next.",
         link=runs_link(ref, webserver),
+        channel=row.get("channel", ""),
     )
 
 
@@ -109,7 +120,8 @@ def alert_sensor(alert: Alert, *, minimum_interval_seconds: int = 60) -> dg.Sens
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"ledger"},
-        description="Call your alert with the calls in doubt, held tasks, dead letters and overdue jobs that are new.",
+        description="Call your alert with what newly waits for a person: what is in doubt, held, dead, overdue, "
+        "undelivered or charged twice.",
     )
     def sense(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ledger: LedgerResource = context.resources.ledger

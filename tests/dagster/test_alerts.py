@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from locations import loaded_anew
 
-from dagster_idempotent import Attention, operator_definitions
+from dagster_idempotent import Attention, AttentionKind, operator_definitions
 from dagster_idempotent.definitions.alerts import SEEN, alert_sensor
 from dagster_idempotent.definitions.sensors import attention_sensor
 from dagster_idempotent.engine.allocator import Allocator
@@ -86,6 +86,40 @@ def test_each_thing_is_told_once_while_it_waits_and_again_when_it_comes_back(tic
     sql.execute("UPDATE dagster_idempotent.tasks SET status = 'dead' WHERE task_id = '2026-W32-5'")
     tick(sensor, cursor)
     assert told.calls[2:] == [["dead blind/2026-W32-5"]]
+
+
+@pytest.mark.parametrize(("state", "said"), [("in_doubt", "is in doubt"), ("dead", "its attempts are spent")])
+def test_a_message_that_nobody_delivers_is_told_with_its_channel(state: str, said: str, tick: Any, sql: Rows) -> None:
+    told: list[Attention] = []
+    add(sql, "dead", 1, 1)
+    sql.execute("SET session_replication_role = replica")
+    sql.execute(
+        "INSERT INTO dagster_idempotent.outbox (pipeline, task_id, channel, payload, state, deduplicates, error) "
+        "VALUES ('blind', '2026-W32-1', 'email', '{}', %s, false, 'the post office is closed')",
+        [state],
+    )
+    tick(alert_sensor(told.extend))
+    (message,) = [each for each in told if each.kind is AttentionKind.MESSAGE]
+    assert (message.name, message.channel) == ("message blind/2026-W32-1 email", "email")
+    assert said in message.text
+    assert "the post office is closed" in message.text
+
+
+def test_a_further_charge_is_told_until_somebody_has_seen_to_it(tick: Any, sql: Rows) -> None:
+    told = Told()
+    sensor = alert_sensor(told)
+    add(sql, "running", 1, 1)
+    sql.execute("SET session_replication_role = replica")
+    seen = (
+        "INSERT INTO dagster_idempotent.sightings "
+        "(pipeline, task_id, call_key, submission, kind, remote_ref, described) "
+        "VALUES ('blind', '2026-W32-1', 'summary', 1, %s, 'req-2', 'beside req-1')"
+    )
+    sql.execute(seen, ["charged_again"])
+    cursor = tick(sensor).cursor
+    assert told.calls == [["charged_twice blind/2026-W32-1 summary"]]
+    sql.execute(seen, ["acknowledged"])
+    assert json.loads(tick(sensor, cursor).cursor) == []
 
 
 def test_what_a_broken_hook_was_not_told_is_told_by_the_next_tick(tick: Any, sql: Rows) -> None:
