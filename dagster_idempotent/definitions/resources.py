@@ -91,7 +91,8 @@ class LedgerResource(_Community):
         """Return the ledger's database, one per process; raises SchemaMismatch naming the command that mends it."""
         for name, text in (("url", self.url), ("folder", self.folder)):
             _check_given(name, text)
-        return _open(self.url, self.folder, self.max_connections, self.patience_seconds)
+        explicit = embedded.url_from_environment() if self.url is None else embedded.libpq_url(self.url)
+        return _open(explicit, self.folder, self.max_connections, self.patience_seconds)
 
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat of this process."""
@@ -238,8 +239,7 @@ def _check_given(field: str, text: str | None) -> None:
 
 
 @cache
-def _open(url: str | None, folder: str | None, max_connections: int, patience_seconds: float) -> Database:
-    explicit = embedded.url_from_environment() if url is None else embedded.libpq_url(url)
+def _open(explicit: str | None, folder: str | None, max_connections: int, patience_seconds: float) -> Database:
     path = None if folder is None else Path(folder)
     database = Database(
         explicit or embedded.resolve_url(path),

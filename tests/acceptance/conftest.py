@@ -26,6 +26,7 @@ __all__ = ["cli", "world"]
 
 Run = Callable[..., Any]
 FILLED = {"NAME": "ada", "TEXT": "ticket 812"}
+READING = (["budgets", "show"], ["tasks", "artifact"], ["tasks", "output"])
 LAUNCH = ["dagster", "job", "backfill", "-j", "weekly_digest_job", "--partitions", "2026-08-03", "--noprompt"]
 MOST_STEPS = 12
 MODULE = """
@@ -153,7 +154,7 @@ class Operator:
             self.world.settled_down(task_id)
             return True
         # What only reads leads to the next step; so does a look-up that proved nothing.
-        reading = arguments[:2] == ["budgets", "show"] or arguments[0] == "verify"
+        reading = arguments[:2] in READING or arguments[0] == "verify"
         return not reading and result.code == 0
 
     def console(self, task_id: str) -> dict[str, Any] | None:

@@ -150,14 +150,16 @@ def test_a_job_that_its_studio_has_forgotten_is_ended_by_an_operator_and_made_an
     monkeypatch.setattr(step, "MAX_WAITS", 0)
     monkeypatch.setattr("example_repo.studio.STUDIO_API", replace(STUDIO_API, poll_budget=timedelta(0)))
     forgotten = {"ops": {"resolve": {"config": {"pipeline": "episodes", "outcome": "failed", **WHO}}}}
-    nothing = studio.launch("idempotency_resolve", config=forgotten)
-    assert "No accepted job of pipeline 'episodes' fits the filter." in studio.failures(nothing)[0]
+    unknown = studio.launch("idempotency_resolve", config=forgotten)
+    assert "There is no pipeline 'episodes'; the ledger has none yet." in studio.failures(unknown)[0]
     metered_provider.fault("status", status=404, times=None, path_contains="GET /v1/jobs/")
     studio.tick("episodes_schedule", TUESDAY)
     paid = metered_provider.charges
     assert paid >= 1
     ended = studio.launch("idempotency_resolve", config=forgotten)
     assert ended.status is dg.DagsterRunStatus.SUCCESS, studio.failures(ended)
+    nothing = studio.launch("idempotency_resolve", config=forgotten)
+    assert "No accepted job of pipeline 'episodes' fits the filter." in studio.failures(nothing)[0]
     metered_provider.clear_faults()
     monkeypatch.setattr("example_repo.studio.STUDIO_API", STUDIO_API)
     again = studio.launch("episodes_generate", config=for_task("existing_task"))
