@@ -10,7 +10,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_idempotent.definitions.declared import note_operator_job, operator_jobs_here
-from dagster_idempotent.definitions.operator_links import EXPLAIN, PREFIX, decisions_for, look, place_of
+from dagster_idempotent.definitions.operator_links import DECIDE, EXPLAIN, PREFIX, RUNS, decisions_for, look, place_of
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.engine import payloads
@@ -56,12 +56,14 @@ def explain_task(context: dg.OpExecutionContext, config: ExplainConfig, ledger: 
     database = ledger.database()
     try:
         ref = find_task(database, config.task, pipeline=config.pipeline or None)
+        known = decisions_for(database, ref.pipeline, ref.task_id, context.run, ledger.webserver_url)
+        # What was asked for first: Dagster's page cuts an event off after a few rows.
         context.add_output_metadata(
             {
                 "explanation": dg.MetadataValue.md(as_markdown(explain(database, ref))),
-                **_tables(database, ref),
                 **_shown(database, ref, config.show),
-                **decisions_for(database, ref.pipeline, ref.task_id, context.run, ledger.webserver_url),
+                **{name: value for name, value in known.items() if name in (DECIDE, RUNS)},
+                **_tables(database, ref),
             }
         )
     except IdempotentError as error:

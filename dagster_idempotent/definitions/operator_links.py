@@ -20,6 +20,9 @@ from dagster_idempotent.store.rows import Row
 
 PREFIX = "idempotency"
 EXPLAIN = "explain"
+# Rows of metadata.
+DECIDE = "decide"
+RUNS = "runs of this task"
 _LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 # Where a webserver serves a code location whose repository has the default name.
 DEFAULT_REPOSITORY = "__repository__"
@@ -119,12 +122,12 @@ def decisions_for(
     if lines:
         # One row with a window of links: as rows of their own they would be hidden below the fold of the event.
         said = f"Task {ref}. Each link opens an operator job, filled in; type your name and why, and launch it."
-        found["decide"] = dg.MetadataValue.md("\n".join([said, "", *lines]))
+        found[DECIDE] = dg.MetadataValue.md("\n".join([said, "", *lines]))
     see = look(ref)
     if place is not None and see.job in operator_jobs_here():
         found["see"] = dg.MetadataValue.url(place.link(see))
     found["explain"] = dg.MetadataValue.text(f"dagster-idempotent explain {ref}")
-    found["runs of this task"] = dg.MetadataValue.url(runs_link(ref, webserver))
+    found[RUNS] = dg.MetadataValue.url(runs_link(ref, webserver))
     return found
 
 
