@@ -85,14 +85,15 @@ def as_markdown(found: Explanation) -> str:
     return "\n\n".join(parts)
 
 
-def artifact_link(
-    pipeline: str, task_id: TaskId, run: dg.DagsterRun, webserver: str | None
+def link_to(
+    kept: Literal["artifact", "output"], pipeline: str, task_id: TaskId, run: dg.DagsterRun, webserver: str | None
 ) -> dg.MetadataValue[str | None]:
-    """Return the link that shows a task's raw artifact, or the command where this code location has no such job."""
+    """Return the link that shows what is kept of a task, or the command where this code location has no such job."""
     place = place_of(run, webserver)
-    choice = look(TaskRef(pipeline=pipeline, task_id=task_id), show="artifact")
+    ref = TaskRef(pipeline=pipeline, task_id=task_id)
+    choice = look(ref, show=kept)
     if place is None or choice.job not in operator_jobs_here():
-        return dg.MetadataValue.text(f"dagster-idempotent tasks artifact {pipeline}/{task_id}")
+        return dg.MetadataValue.text(f"dagster-idempotent tasks {kept} {ref}")
     return dg.MetadataValue.url(place.link(choice))
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from dagster_idempotent.definitions import metadata, tags
 from dagster_idempotent.definitions.asset_channel import reporting_to
-from dagster_idempotent.definitions.explain_job import artifact_link
+from dagster_idempotent.definitions.explain_job import link_to
 from dagster_idempotent.definitions.keys import AnyPartitions, identity_of, identity_tags, partition_of, time_source
 from dagster_idempotent.definitions.operator_links import decisions_for
 from dagster_idempotent.definitions.resources import AllocatorResource, GuardedProviderResource, LedgerResource
@@ -104,7 +104,7 @@ def collect_op(
                     task,
                     {
                         "collected": "now" if now else "earlier",
-                        "artifact": artifact_link(pipeline.name, task.task_id, context.run, ledger.webserver_url),
+                        "artifact": link_to("artifact", pipeline.name, task.task_id, context.run, ledger.webserver_url),
                         "sha256": raw.sha256,
                         "bytes": raw.size,
                         **({} if raw.uri is None else {"artifact_uri": dg.PathMetadataValue(raw.uri)}),
@@ -206,6 +206,7 @@ def persist_op(
                     task,
                     {
                         "accepted": accepted,
+                        "output": link_to("output", pipeline.name, task.task_id, context.run, ledger.webserver_url),
                         "accepted_by_run": task.completed_by or "",
                         "output_sha256": task.output_sha256 or "",
                     },

@@ -34,10 +34,14 @@ def follow(dagster: Dagster, link: str) -> dict[str, Any]:
     return dagster.metadata(run)["explain"]
 
 
-def test_the_artifact_of_a_task_is_one_click_away_from_its_run(
+def test_artifact_and_output_of_a_task_are_one_click_away_from_its_run(
     dagster: Dagster, metered_provider: MeteredProvider
 ) -> None:
-    collected = dagster.metadata(dagster.launch("weekly_digest", partition=f"acme|{WEEK}"))["collect"]
+    ops = dagster.metadata(dagster.launch("weekly_digest", partition=f"acme|{WEEK}"))
+    collected = ops["collect"]
+    accepted = follow(dagster, ops["persist"]["output"])
+    assert '"highlights"' in accepted["output"]
+    assert accepted["shown_sha256"] == ops["persist"]["output_sha256"]
     shown = follow(dagster, collected["artifact"])
     assert shown["raw"].strip() == "documents of 2026-W32-0"
     (artifact,) = [record.data for record in shown["artifacts"].records]
