@@ -51,5 +51,6 @@ format: $(VENV)/.installed  ## rewrite the layout of the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-clean:  ## remove the virtual environment and everything the demo left
+clean:  ## end what the example left running; remove all that it wrote, and the virtual environment
+	@test ! -x $(BIN)/python || $(BIN)/python -m example_repo.clean
 	rm -rf $(VENV) .venv-oldest .dagster_home .dagster_idempotent

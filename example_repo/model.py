@@ -3,10 +3,12 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -49,14 +51,24 @@ def metered_base_url(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "start.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _running(folder) or _start(folder)
+        running = _running(folder)
+        return _start(folder) if running is None else str(running["base_url"])
 
 
-def _running(folder: Path) -> str | None:
+def stop_metered_provider(folder: Path) -> bool:
+    """End the metered provider of a folder; return whether it ran."""
+    running = _running(folder)
+    if running is not None:
+        os.kill(int(running["pid"]), signal.SIGTERM)
+    return running is not None
+
+
+def _running(folder: Path) -> dict[str, Any] | None:
+    """Return the addresses and the process of the provider, where it answers: a pid alone may be another program's."""
     try:
-        address = json.loads((folder / "address.json").read_text(encoding="utf-8"))
+        address: dict[str, Any] = json.loads((folder / "address.json").read_text(encoding="utf-8"))
         with urlopen(f"{address['control_url']}/bill", timeout=5):  # noqa: S310 - loopback
-            return str(address["base_url"])
+            return address
     except (OSError, URLError, HTTPException, ValueError, KeyError):
         return None
 

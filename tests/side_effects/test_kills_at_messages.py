@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -58,7 +59,9 @@ def kills(
 
         def strike(victim: list[BaseProcess] = victim, started: threading.Event = started) -> None:
             assert started.wait(30)
-            os.kill(victim[0].pid or 0, signal.SIGKILL)
+            # One that says goodbye may have ended; its exit code is looked at below.
+            with suppress(ProcessLookupError):
+                os.kill(victim[0].pid or 0, signal.SIGKILL)
             proxy.cut_all()
 
         proxy.at(getattr(proxy.counts, direction) + n, action=strike, when=when, direction=direction)
