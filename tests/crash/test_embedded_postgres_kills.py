@@ -203,6 +203,8 @@ def test_a_zombie_postmaster_does_not_count_as_running(used_folder: Path) -> Non
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         poll(lambda: not is_running(server.pid))
+        # Its own processes notice a moment later, and hold the lock until then.
+        poll(lambda: locks.is_free(places.find(used_folder).server_lock))
         assert is_alive(server.pid) or not adopts
         assert embedded.status(used_folder) is None
         assert not embedded.stop(used_folder)
