@@ -135,7 +135,7 @@ def shape(value: object) -> object:
     if isinstance(value, BaseModel):
         return type(value), {name: shape(each) for name, each in value}
     if isinstance(value, stripe.StripeObject):
-        return type(value), {name: shape(each) for name, each in value.to_dict(recursive=False).items()}
+        return type(value), {name: shape(value[name]) for name in value.to_dict()}
     if isinstance(value, dict):
         return type(value), {name: shape(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
