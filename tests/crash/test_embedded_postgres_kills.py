@@ -27,7 +27,7 @@ embedded.start(Path(sys.argv[1]), durable=False)
 """
 PR_SET_CHILD_SUBREAPER = 36
 
-# What shows in the data's location or in the asked folder as a first start goes on.
+# What shows in the data's location, in the asked folder or among the sockets as a first start goes on.
 MOMENTS = {
     "the folder is there": "start.lock",
     "the place is settled": "socket",
@@ -75,8 +75,11 @@ def begin(folder: Path) -> subprocess.Popen[bytes]:
 def shows(folder: Path, pattern: str) -> bool:
     if not folder.exists():
         return False
-    location = places.find(folder).location
-    return any(next(top.glob(pattern), None) is not None for top in (folder, location) if top.exists())
+    place = places.find(folder)
+    top, _, rest = pattern.partition("/")
+    if top == "socket":  # elsewhere, where the path of the folder is too long for one
+        return (place.sockets / rest).exists()
+    return any(next(top.glob(pattern), None) is not None for top in (folder, place.location) if top.exists())
 
 
 def first_number(path: Path) -> int:

@@ -261,6 +261,8 @@ class FaultProxy:
 
     async def _forward(self, link: Link, direction: Direction, message: bytes, writer: asyncio.StreamWriter) -> None:
         await self._pass_gate()
+        if link.is_cut:
+            return  # while the message waited: it goes nowhere, so it is not counted either
         if self._protocol == "postgres" and is_encryption_request(message):
             link.client.write(b"N")
             return
