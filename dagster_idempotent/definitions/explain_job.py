@@ -9,15 +9,15 @@ from typing import Any, Literal
 import dagster as dg
 from pydantic import Field
 
-from dagster_idempotent.definitions.declared import note_operator_job, operator_jobs_here
-from dagster_idempotent.definitions.operator_links import DECIDE, EXPLAIN, PREFIX, RUNS, decisions_for, look, place_of
+from dagster_idempotent.definitions.declared import operator_jobs_here
+from dagster_idempotent.definitions.operator_jobs import operator_job
+from dagster_idempotent.definitions.operator_links import DECIDE, EXPLAIN, RUNS, decisions_for, look, place_of
 from dagster_idempotent.definitions.resources import LedgerResource
 from dagster_idempotent.domain.period import TaskId
 from dagster_idempotent.engine import payloads
 from dagster_idempotent.engine.explain import Explanation, explain
 from dagster_idempotent.engine.listing import find_task
 from dagster_idempotent.engine.stages import RAW
-from dagster_idempotent.errors import IdempotentError
 from dagster_idempotent.store import listing
 from dagster_idempotent.store.database import Database
 from dagster_idempotent.store.listing import TaskRef
@@ -41,33 +41,23 @@ class ExplainConfig(dg.Config):
 
 def explain_job() -> dg.JobDefinition:
     """Make the job `idempotency_explain`; it needs the resource `ledger`."""
-    op = dg.op(name=EXPLAIN, description=explain_task.__doc__)(explain_task)
-    note_operator_job(f"{PREFIX}_{EXPLAIN}")
-
-    @dg.job(name=f"{PREFIX}_{EXPLAIN}", description=explain_task.__doc__, tags={"dagster/max_retries": "0"})
-    def job() -> None:
-        op()
-
-    return job
+    return operator_job(EXPLAIN, explain_task)
 
 
 def explain_task(context: dg.OpExecutionContext, config: ExplainConfig, ledger: LedgerResource) -> None:
     """Say what holds a task, what was paid, where its artifacts lie, and what is safe to do next; reads only."""
     database = ledger.database()
-    try:
-        ref = find_task(database, config.task, pipeline=config.pipeline or None)
-        known = decisions_for(database, ref.pipeline, ref.task_id, context.run, ledger.webserver_url)
-        # What was asked for first: Dagster's page cuts an event off after a few rows.
-        context.add_output_metadata(
-            {
-                "explanation": dg.MetadataValue.md(as_markdown(explain(database, ref))),
-                **_shown(database, ref, config.show),
-                **{name: value for name, value in known.items() if name in (DECIDE, RUNS)},
-                **_tables(database, ref),
-            }
-        )
-    except IdempotentError as error:
-        raise dg.Failure(error.message, allow_retries=False) from error
+    ref = find_task(database, config.task, pipeline=config.pipeline or None)
+    known = decisions_for(database, ref.pipeline, ref.task_id, context.run, ledger.webserver_url)
+    # What was asked for first: Dagster's page cuts an event off after a few rows.
+    context.add_output_metadata(
+        {
+            "explanation": dg.MetadataValue.md(as_markdown(explain(database, ref))),
+            **_shown(database, ref, config.show),
+            **{name: value for name, value in known.items() if name in (DECIDE, RUNS)},
+            **_tables(database, ref),
+        }
+    )
 
 
 def as_markdown(found: Explanation) -> str:

@@ -96,10 +96,12 @@ class PruneConfig(DecisionConfig):
 
 def operator_jobs() -> list[dg.JobDefinition]:
     """Make the jobs approve, resolve, release, redrive, discard and prune; each needs the resource `ledger`."""
-    return [_job(name, body) for name, body in _BODIES.items()]
+    return [operator_job(name, body) for name, body in _BODIES.items()]
 
 
-def _job(name: str, body: Callable[..., None]) -> dg.JobDefinition:
+def operator_job(name: str, body: Callable[..., None]) -> dg.JobDefinition:
+    """Make the job of one op, which says an error in one sentence and is never retried."""
+
     @wraps(body)
     def told(context: dg.OpExecutionContext, config: Any, ledger: LedgerResource) -> None:  # noqa: ANN401 - as the body has it
         try:

@@ -1,7 +1,6 @@
 """Dagster as it runs in production: scheduler, backfill and retry daemons, GraphQL.
 
-With quick_storage.py and the sensor daemon beside it the only place of this repository that imports private modules of
-Dagster.
+With quick_storage.py and sensor_daemon.py the only place that imports private modules of Dagster.
 """
 
 import logging
